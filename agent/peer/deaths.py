@@ -5,14 +5,16 @@ says of its own ranks, and of no others, that they are dead. Nothing is inferred
 """
 
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 from agent.protocol.peer import DeathBody
 from agent.protocol.rank import PeerDied, StageReport
-from liver_core.handoff import Participant, Reason
+from liver_core.handoff import FailedPart, Participant, Reason
 from liver_core.layout import Member, Roster
 
+GENERATIONS_KEPT = 64
 _log = logging.getLogger(__name__)
 
 
@@ -33,6 +35,7 @@ class Deaths:
         self._participants = participants
         self._send = send
         self._say = say
+        self._known: deque[int] = deque(maxlen=GENERATIONS_KEPT)
 
     async def tell_broken(self, slot: int, said: StageReport) -> None:
         """The rank of this slot says that it can go on in no world: its process makes no step any more, and ends."""
@@ -40,13 +43,17 @@ class Deaths:
         await self.tell(slot, reason.as_felt())
 
     async def tell(self, slot: int, reason: Reason) -> None:
-        """The process of this slot has ended, and nobody had told it to."""
+        """The process of this slot has ended, and nobody had told it to. Where it only missed another rank of a world
+        whose loss is known here, the other nodes have heard of that: all ranks of a world end so after one death."""
         member = Member(self._node_id, slot)
+        is_felt = reason.cause is not None and reason.cause.what is FailedPart.PEER
         for roster in worlds_of(self._participants.get(slot), member):
             here = replace(reason, rank=roster.rank_of(member), node=self._node_id)
             death = PeerDied(generation=roster.generation, member=member, reason=here)
-            for node_id in sorted({other.node_id for other in roster.members} - {self._node_id}):
-                self._send(node_id, DeathBody(death=death), f"death/{slot}/{roster.generation}")
+            if not (is_felt and roster.generation in self._known):
+                self._known.append(roster.generation)
+                for node_id in sorted({other.node_id for other in roster.members} - {self._node_id}):
+                    self._send(node_id, DeathBody(death=death), f"death/{slot}/{roster.generation}")
             await self._say(death)
 
     def work_of(self, sender: str, death: PeerDied) -> Callable[[], Awaitable[None]]:
@@ -58,6 +65,7 @@ class Deaths:
     async def _take(self, death: PeerDied) -> None:
         text = "generation %d has lost rank %s on %s: %s"
         _log.warning(text, death.generation, death.reason.rank, death.member.node_id, death.reason.text)
+        self._known.append(death.generation)
         await self._say(death)
 
 

@@ -201,7 +201,7 @@ class Supervisor:
         del self._states[key], self._links[key], self._tasks[key]
         self._ended.pop(key).set()
         state.ended = _end_of(state, code, last_line)
-        cause = state.ended.cause(state.reason.cause if state.reason is not None else None)
+        cause = state.ended.cause(state.reason.as_felt().cause if state.reason is not None else None)
         self._on_exit(key, Reason(str(state.ended), str(state.stage), state.rank, cause=cause), state)
 
     async def _exit_code(self, process: ProcessIdentity) -> int | None:

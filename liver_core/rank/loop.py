@@ -163,8 +163,10 @@ class RankLoop:
 
     def peer_died(self, death: PeerDeath) -> None:
         """An agent says that a rank of one of this rank's worlds is dead: end what waits for it on the device."""
+        self.deaths.note(death, ())  # Known before the worlds are looked up: one that is made after that is checked.
+        pending = self.pending.worlds()  # First: the next world is the active one before it is pending no more.
         active = () if self.active is None else (self.active.world,)
-        self.deaths.note(death, (*active, *self.pending.worlds()))
+        self.deaths.note(death, (*pending, *active))
 
     # The main thread.
 
@@ -323,8 +325,7 @@ class RankLoop:
         outcome.measures["reduced_at_utc"] = utc_now() - (time.monotonic() - reduced_s)
         outcome.measures["median_step_s"] = statistics.median(self.timings.steps or [0.0])
         # A dropped step has no gradients to apply, so its pause contains no optimizer step.
-        usual_s = statistics.median(self.timings.optimizer or [0.0])
-        outcome.measures["optimizer_s"] = 0.0 if totals is None else usual_s
+        outcome.measures["optimizer_s"] = 0.0 if totals is None else statistics.median(self.timings.optimizer or [0.0])
         self._finish_cutover(outcome, totals, reduced)
 
     def _cutover(
@@ -485,15 +486,15 @@ class RankLoop:
 
     def _preparation(self, request: Order) -> Preparation:
         # Looks up the abort by handoff id, so an abort that comes before the preparation begins ends it too.
-        aborts = self.requests.aborts
         preparation = (RescuePreparation if request.rescues else Preparation)(
             request,
             self.member,
             self.job,
             self.active,
             self.settings,
-            aborted=lambda: request.handoff_id in aborts,
+            aborted=lambda: request.handoff_id in self.requests.aborts,
             streaming=lambda: self.pending.report_stage(preparation, RankStage.STREAMING),
             probe=self.probe,
+            check_peers=self.deaths.check,
         )
         return preparation

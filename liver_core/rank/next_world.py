@@ -87,16 +87,16 @@ class NextWorld:
         verdict = self.verdict
         return None if verdict is None or self.streams else Reason(verdict.reason, verdict.phase)
 
-    def connect(self, since: float) -> None:
-        """Make the communicators of the next world at the boundary that all ranks have agreed on for it, `since` when
-        (time.monotonic seconds). Newcomers learn of that boundary here. Raises RuntimeError if a rank is gone, or if
-        they are not there within `connect_s`."""
+    def connect(self) -> None:
+        """Make the communicators of the next world after the boundary that all ranks have agreed on for it. Newcomers
+        learn here that it is over, with all that came with it. Raises RuntimeError if a rank is gone, or if they are
+        not there `connect_s` seconds from now."""
         started = time.monotonic()
         if self.source_rank == 0:
             self.exchange.post(CONNECT, True)
         if self.world is not None:
             settle_all(DeviceWait.QUIET, own_device())
-            connect(self.world, self.connect_s, since=since)
+            connect(self.world, self.connect_s, since=started)
         self.lacks_communicators = False
         self.measures["connect_communicators_s"] = time.monotonic() - started
 

@@ -83,7 +83,6 @@ class PendingHandoff:
         self._early: Order | None = None
         self._later: Order | None = None
         self._cutting = self._connecting = False
-        self._agreed_at = 0.0
         self._shown = False
         self._report_due = False
         self._dropper: threading.Thread | None = None
@@ -178,7 +177,6 @@ class PendingHandoff:
             following = self.following
             meant = following is not None and agreement is not None and _is_for(agreement, following.request)
             self._connecting = meant and agreement is not None and agreement.phase is BoundaryPhase.CONNECT
-            self._agreed_at = time.monotonic()
             self._cutting = meant and not self._connecting
             report_due = self._report_due
             self._shown, self._report_due = False, False
@@ -226,7 +224,7 @@ class PendingHandoff:
         following = self.following
         assert following is not None
         try:
-            self._make_communicators(following, self._agreed_at)
+            self._make_communicators(following)
         except RuntimeError as error:
             _log.exception("%s cannot make the communicators of the next world", self._member)
             request = following.request
@@ -236,10 +234,10 @@ class PendingHandoff:
             self._connecting = False
             self._amend_later()
 
-    def _make_communicators(self, made: NextWorld, since: float) -> None:
+    def _make_communicators(self, made: NextWorld) -> None:
         if made.world is not None:
             self._deaths.check(made.world)
-        made.connect(since)
+        made.connect()
 
     def _amend_later(self) -> None:
         """With the lock: the newer revision that had to wait for the end of a boundary."""
@@ -360,7 +358,7 @@ class PendingHandoff:
         if made.lacks_communicators:
             if made.request.source is not None:
                 made.exchange.wait_in_store_beside(CONNECT, preparation.deadline)
-            self._make_communicators(made, time.monotonic())
+            self._make_communicators(made)
 
     # Building.
 

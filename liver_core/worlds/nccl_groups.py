@@ -7,6 +7,7 @@ Written after torch 2.13 (ProcessGroupNCCL) and NCCL 2.30; tested against a mode
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from liver_core.worlds.group_plan import GroupPlan, Ranks
 CONNECT_S = 20.0
 """How long making the communicators of a world may take. Training stands meanwhile, and a rank that stands for much
 longer counts as hanging."""
+_log = logging.getLogger(__name__)
 _ABORT_S = 30.0
 """How long whoever frees a world waits for an abort that another thread has begun."""
 
@@ -138,7 +140,7 @@ class NcclGroups:
         if problem is not None:
             raise problem
         if not connected:
-            late = f"not made within the limit of {limit_s:g} s after the boundary at which all ranks began (connect_s)"
+            late = f"not made within the limit of {limit_s:g} s after this rank began (connect_s)"
             self.abandon(late)
             raise CommunicatorsEnded(late)
 
@@ -162,12 +164,13 @@ class NcclGroups:
             return first
 
     def _abort_all(self) -> None:
-        """The other groups before the world's, whose resources they use."""
-        try:
-            for backend in reversed(list(self._backends.values())):
+        """The other groups before the world's, whose resources they use. One that fails keeps none of them waiting."""
+        for ranks, backend in reversed(list(self._backends.items())):
+            try:
                 backend.abort()
-        finally:
-            self._aborted.set()
+            except Exception:
+                _log.exception("the communicator of ranks %s cannot be aborted", ranks)
+        self._aborted.set()
 
     def _make_all(self) -> None:
         problem: BaseException | None = None

@@ -50,7 +50,7 @@ from liver_core.streaming.ring import BEFORE_ANY, SourceRing
 from liver_core.training.job import TrainingJob
 from liver_core.transport.protocol import Transport
 from liver_core.worlds.groups import connect_store, nothing_listens_at, plainly
-from liver_core.worlds.megatron import building
+from liver_core.worlds.megatron import MegatronWorld, building
 from liver_core.worlds.released_storage import released, trim
 
 
@@ -76,7 +76,8 @@ _POLL_S = 0.02
 class Preparation:
     """One preparation. `run` ends at its next wait if `aborted` returns True or once it is `superseded`.
 
-    `stage`: PREPARING, STREAMING or PREPARED. `streaming` is called when the state begins to stream."""
+    `stage`: PREPARING, STREAMING or PREPARED. `streaming` is called when the state begins to stream.
+    `check_peers` raises RuntimeError for a world that is known to have lost a rank."""
 
     def __init__(
         self,
@@ -89,6 +90,7 @@ class Preparation:
         aborted: Callable[[], bool] = lambda: False,
         streaming: Callable[[], None] = lambda: None,
         probe: Callable[[str], None] = lambda point: None,
+        check_peers: Callable[[MegatronWorld], None] = lambda world: None,
     ) -> None:
         self.request = request
         self.member = member
@@ -102,6 +104,7 @@ class Preparation:
         self.superseded = False
         self._abort_requested = aborted
         self._streaming = streaming
+        self._check_peers = check_peers
         self._amending = threading.Lock()
         self._phase = PreparePhase.CONNECT
 

@@ -16,7 +16,7 @@ class PrepareSettings:
     """`host`: local address for groups and transport. `extra_bytes_max`: limit of what a handoff adds to this rank's
     device (None: no limit); `host_bytes_max`: how much of it may wait in host memory. `bring_up_s`, `collective_s`:
     limits of one group's start and of one collective; `connect_s`: of making all communicators on GPUs, counted from
-    the boundary at which the ranks agreed to. `transport`: makes the endpoint from its name and the store. `place`:
+    where this rank begins to. `transport`: makes the endpoint from its name and the store. `place`:
     where this rank trains."""
 
     host: str

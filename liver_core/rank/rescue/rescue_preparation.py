@@ -6,7 +6,6 @@ world is built by the steps that any other handoff builds it with, but in the ma
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -139,7 +138,9 @@ class RescuePreparation(Preparation):
     def _bring_up(self, made: NextWorld) -> None:
         super()._bring_up(made)
         # Training stands still, so there is no quieter moment.
-        made.connect(time.monotonic())
+        if made.world is not None:
+            self._check_peers(made.world)
+        made.connect()
 
     def _lay_out(self, made: NextWorld) -> None:
         assert made.rescue is not None

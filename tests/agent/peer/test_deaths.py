@@ -76,6 +76,41 @@ def test_a_leaver_is_missed_in_the_world_that_it_leaves_only_and_a_newcomer_in_t
     assert elsewhere == {("a", 5, 1)}
 
 
+FELT = replace(KILLED, cause=FailureCause(FailedPart.PEER))
+
+
+@pytest.mark.parametrize(
+    ("ends", "heard", "told"),
+    [
+        ((FELT,), True, 0),  # By the agent of the rank that died first.
+        ((KILLED, FELT), False, 1),
+        ((FELT, FELT), False, 1),  # The first one's node is gone, and its agent with it.
+        ((KILLED,), True, 1),
+    ],
+)
+def test_a_rank_that_only_missed_another_is_told_to_other_nodes_only_where_the_loss_is_not_known_yet(
+    ends: tuple[Reason, ...], heard: bool, told: int
+) -> None:
+    sent: list[str] = []
+    here: list[PeerDied] = []
+
+    async def say(death: PeerDied) -> None:
+        here.append(death)
+
+    slots = {slot: participant(roster_of(4, FOUR)) for slot in (0, 1)}
+    deaths = Deaths("d", cast(Any, slots), send=lambda to, body, subject: sent.append(to), say=say)
+
+    async def run() -> None:
+        if heard:
+            await deaths.work_of("a", PeerDied(generation=4, member=Member("a", 0), reason=KILLED))()
+        for reason in ends:
+            await deaths.tell(0, reason)
+
+    asyncio.run(run())
+    assert sorted(sent) == sorted(told * ["a", "b", "c"])
+    assert len(here) == heard + len(ends)
+
+
 def test_an_agent_is_believed_about_its_own_ranks_only(scene: Scene) -> None:
     job = JobDriver(scene.node, JOB_ID)
     for node_id, sender in (("c", "c"), ("c", "b")):

@@ -295,7 +295,7 @@ def communicators(device: LateDevice) -> None:
     nccl = SimpleNamespace(connect=lambda limit_s, since: found.append((raw(trained), raw(replayed))))
     made: Any = SimpleNamespace(source_rank=1, world=SimpleNamespace(nccl=nccl), measures={}, connect_s=1.0)
     with mock.patch.object(next_world, "own_device", lambda: CPU):
-        NextWorld.connect(made, 0.0)
+        NextWorld.connect(made)
     assert found == [([1.0] * N, [2.0] * N)]
 
 

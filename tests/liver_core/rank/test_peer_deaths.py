@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -74,6 +75,48 @@ def test_a_rank_that_misses_a_peer_waits_a_little_for_the_word_of_its_agent_and_
     began = time.monotonic()
     assert deaths.named(missed, world(5).roster) == missed
     assert time.monotonic() - began < 2 * NAMED_WITHIN_S
+
+
+def test_a_world_that_takes_over_while_a_death_is_noted_is_not_missed() -> None:
+    from liver_core.rank.loop import RankLoop
+    from liver_core.worlds.peer_deaths import PeerDeaths
+
+    class Switching:
+        """The next world takes over between the look at one and the look at the other."""
+
+        deaths = PeerDeaths()
+
+        def __init__(self) -> None:
+            self.pending, self.before, self.next = self, world(1), world(2)
+            self.looked_at_active = self.switched = False
+
+        def worlds(self) -> tuple[Any, ...]:
+            self.switched = True
+            return () if self.looked_at_active else (self.next,)
+
+        @property
+        def active(self) -> Any:
+            self.looked_at_active = True
+            return SimpleNamespace(world=self.next if self.switched else self.before)
+
+    rank: Any = Switching()
+    RankLoop.peer_died(rank, death(2))
+    assert rank.next.said and not rank.before.said
+
+
+def test_a_rescue_makes_no_communicators_with_a_rank_that_is_known_to_be_dead() -> None:
+    from liver_core.rank.prepare.preparation import Preparation
+    from liver_core.rank.rescue.rescue_preparation import RescuePreparation
+    from liver_core.worlds.peer_deaths import PeerDeaths, PeerGone
+
+    deaths, connected = PeerDeaths(), []
+    deaths.note(death(2), ())
+    rescue: Any = object.__new__(RescuePreparation)
+    rescue._check_peers = deaths.check
+    made: Any = SimpleNamespace(world=world(2), connect=lambda *since: connected.append(since))
+    with mock.patch.object(Preparation, "_bring_up"), pytest.raises(PeerGone, match="rank 1 on b is dead"):
+        rescue._bring_up(made)
+    assert connected == []
 
 
 def test_a_rank_that_waits_in_nccl_for_a_dead_one_ends_within_a_second_of_the_word_and_names_it(corpus: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
+from unittest import mock
 
 import pytest
 
@@ -141,3 +143,34 @@ def test_a_rank_that_ends_reports_why_a_handoff_was_aborted_although_its_world_i
     assert ended.wait(5.0)
     pending.report_drop()
     assert len(listener.reasons) == 1
+
+
+def test_the_limit_for_communicators_does_not_run_while_the_step_before_them_is_validated():
+    from liver_core.handoff import Agreement, BoundaryPhase, ready_tag
+    from liver_core.rank.boundary_requests import BoundaryRequests
+    from liver_core.rank.next_world import NextWorld
+    from liver_core.rank.pending_handoff import PendingHandoff
+    from liver_core.rank.reporter import StageReporter
+    from liver_core.worlds.peer_deaths import PeerDeaths
+
+    ran_s: list[float] = []
+
+    class World:
+        request, source_rank, connect_s, lacks_communicators = order(), 1, 20.0, True
+        measures: ClassVar[dict[str, float]] = {}
+        world = SimpleNamespace(
+            roster=order().target, nccl=SimpleNamespace(connect=lambda _, since: ran_s.append(time.monotonic() - since))
+        )
+        connect: Any = NextWorld.connect
+
+    listener, unused = Recorder(), cast(Any, None)
+    pending = PendingHandoff(
+        Member("a", 0), BoundaryRequests(), StageReporter(cast(Any, listener)), unused, lambda: True, PeerDeaths()
+    )
+    pending.following = cast(Any, World())
+    agreed = Agreement(BoundaryPhase.CONNECT, ready_tag(order().handoff_id, order().plan_revision))
+    assert pending.settle(agreed) is None
+    agreed_at = time.monotonic()
+    with mock.patch.object(time, "monotonic", lambda: agreed_at + 60.0):  # It was validated, or waited for its lease.
+        pending.maintain()
+    assert ran_s == [0.0]

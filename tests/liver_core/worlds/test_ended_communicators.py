@@ -59,15 +59,15 @@ def groups_of(library: Library) -> Any:
     return made
 
 
-def test_making_communicators_ends_at_its_limit_counted_from_the_boundary_and_the_reason_names_it() -> None:
+def test_making_communicators_ends_at_its_limit_counted_from_where_the_rank_began_and_the_reason_names_it() -> None:
     from liver_core.worlds.nccl_groups import CommunicatorsEnded
 
     comes_back = threading.Event()
     library = Library(lambda ranks: comes_back.wait(NEVER_S))
     began = time.monotonic()
-    with pytest.raises(CommunicatorsEnded, match=r"limit of 0\.9 s after the boundary .*connect_s"):
+    with pytest.raises(CommunicatorsEnded, match=r"limit of 0\.9 s after this rank began .*connect_s"):
         groups_of(library).connect(0.9, since=began - 0.5)
-    assert 0.3 < time.monotonic() - began < 0.85, "not counted from the boundary"
+    assert 0.3 < time.monotonic() - began < 0.85, "not counted from there"
     assert library.all_aborted.wait(5.0), "what was made is not freed"
     library.aborted.clear()
     library.all_aborted.clear()
@@ -105,6 +105,19 @@ def test_whoever_hears_of_a_dead_rank_does_not_wait_for_the_abort_and_who_frees_
     assert time.monotonic() - began < 0.2, "the thread that takes commands waits for NCCL"
     groups.abort()
     assert library.aborted == [(0, 2), (0, 1), (0, 1, 2, 3)], "the world's, whose resources the others use, goes last"
+
+
+def test_a_communicator_that_cannot_be_aborted_keeps_no_other_from_its_abort() -> None:
+    library = Library()
+    groups = groups_of(library)
+    groups.connect(NEVER_S, since=time.monotonic())
+
+    def fails() -> None:
+        raise RuntimeError("NCCL has no such communicator")
+
+    groups._backends[(0, 2)].abort = fails
+    groups.abort()
+    assert library.aborted == [(0, 1), (0, 1, 2, 3)]
 
 
 def test_an_error_of_nccl_while_they_are_made_is_raised_as_it_is() -> None:

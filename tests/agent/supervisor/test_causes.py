@@ -1,0 +1,44 @@
+"""The cause with which the end of a rank's process is reported, after what the rank said of itself."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from agent.supervisor.process import ProcessIdentity
+from agent.supervisor.records import RankRecord, SlotKey
+from agent.supervisor.supervisor import Supervisor
+from agent.supervisor.zygote_client import Exited
+from liver_core.handoff import FailedPart, FailureCause, Reason
+
+ENDED = ProcessIdentity(2**22, 1.0)
+"""Above the highest pid that Linux gives."""
+KILLED = FailureCause(FailedPart.RANK, "SIGKILL", step=12)
+
+
+@pytest.mark.parametrize(("node", "what"), [("b", FailedPart.PEER), ("", FailedPart.RANK)])
+def test_a_rank_that_ends_since_another_died_ends_as_one_that_missed_it(
+    tmp_path: Path, node: str, what: FailedPart
+) -> None:
+    """An aborted newcomer passes on the reason of the rank that died, with the cause of that one."""
+
+    async def run() -> Reason:
+        ends: list[Reason] = []
+        supervisor = Supervisor(
+            cast(Any, None),
+            cast(Any, SimpleNamespace(delete=lambda *_: None)),
+            cast(Any, None),
+            on_event=lambda *_: None,
+            on_exit=lambda key, reason, state: ends.append(reason),
+        )
+        supervisor.note_exit(Exited(ENDED, 3))
+        key = SlotKey("job", 0)
+        record = RankRecord(ENDED, str(tmp_path / "socket"), str(tmp_path / "log"), 2, 2, "origin")
+        supervisor._watch(key, record).reason = Reason("rank 1 is dead", "connect", 1, node=node, cause=KILLED)
+        await supervisor._tasks[key]
+        return ends[0]
+
+    cause = asyncio.run(run()).cause
+    assert cause is not None and cause.what is what and cause.signal is None
