@@ -86,16 +86,17 @@ def _taken(
 def _unused(
     inputs: PlanInputs, asked: PolicyQuestion, ranked: Sequence[PlanNode], run: Sequence[PlanNode], hold: dict[str, int]
 ) -> tuple[str, ...]:
-    """Free nodes beyond what is held of their pool. Members that the job leaves are free only when it has left them."""
+    """Free nodes beyond what is held of their pool, if the policy was asked about it. Members that the job leaves are
+    free only when it has left them."""
     members = set(inputs.world.node_ids()) if inputs.world is not None else set()
     busy = {node.node_id for node in run} | members
     used = Counter(asked.name_of(node) for node in ranked if node.node_id in {each.node_id for each in run})
     left = {name: count - used[name] for name, count in hold.items()}
     unused = []
     for node in ranked:
-        if node.node_id in busy:
-            continue
         name = asked.name_of(node)
+        if node.node_id in busy or name not in asked.pools:
+            continue
         if left.get(name, 0) > 0:
             left[name] -= 1
         else:

@@ -12,6 +12,7 @@ from agent.protocol.jobfile import OnePlace, PolicyRules
 from service.planner.change_cost import state_bytes
 from service.planner.inputs import PlanInputs, PlanNode, PoolMarket
 from service.policy.types import (
+    POOLS_MAX,
     Candidate,
     Goal,
     Market,
@@ -24,6 +25,8 @@ from service.policy.types import (
 ANYWHERE = "here"
 """All nodes that a job may use can be in one world."""
 NO_ZONE = "no zone"
+VIEWS_OF_ONE = 2
+"""A pool in one place is asked about as it is priced, and on demand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,8 @@ def _name(pool: str, place: str, within: OnePlace | None) -> str:
 def _pools(
     inputs: PlanInputs, policy: PolicyRules, nodes: Sequence[PlanNode]
 ) -> tuple[dict[str, PoolSeen], list[PoolView]]:
-    """Each pool in each place where nodes of it are, and those that could be bought where no place need be known."""
+    """Each pool in each place where nodes of it are, and those that could be bought where no place need be known. Where
+    they are more than a policy may be asked about, those that the job is in come first, then those with most nodes."""
     held = Counter((node.pool, place_of(node, policy.within)) for node in nodes)
     prices = {node.pool: node.usd_per_hour for node in nodes if node.usd_per_hour is not None}
     markets = {market.pool: market for market in inputs.markets}
@@ -135,7 +139,10 @@ def _pools(
         where |= {(pool, ANYWHERE if policy.within is None else pool) for pool in markets}
     seen: dict[str, PoolSeen] = {}
     views: list[PoolView] = []
-    for pool, place in sorted(where):
+    members = set(inputs.world.node_ids()) if inputs.world is not None else set()
+    mine = {(node.pool, place_of(node, policy.within)) for node in nodes if node.node_id in members}
+    first = sorted(where, key=lambda each: (each not in mine, -held[each], each))
+    for pool, place in sorted(first[: POOLS_MAX // VIEWS_OF_ONE]):
         market = markets.get(pool, PoolMarket(pool))
         usd = prices.get(pool, market.usd_per_hour)
         if usd is None:

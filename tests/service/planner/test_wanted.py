@@ -251,3 +251,14 @@ def test_a_spent_budget_is_the_reason_and_no_price_is():
     decision = decide(replace(weighing(*fleet(*"abcd")), remaining=Remaining(steps=3_600, usd=0.0)))
     assert "the budget is spent, and the job goes on" in decision.reason
     assert "worth its price" not in decision.reason
+
+
+def test_more_pools_than_a_policy_may_be_asked_about_leave_those_that_the_job_is_in_and_those_with_most_nodes():
+    few = [PlanNode(f"few{at:03}", 1, zone=f"z{at:03}", pool="a", usd_per_hour=1.0) for at in range(140)]
+    mine, many = zoned("z998", "a", "mine0", "mine1"), zoned("z999", "a", *(f"many{at}" for at in range(4)))
+    first = started(weighing(*mine, within="zone", spares_max=0))
+    decision = decide(replace(first, nodes=(*few, *mine, *many)))
+    assert decision.target is not None and set(decision.target.node_ids()) == {f"many{at}" for at in range(4)}
+    assert want(decision).place == "z999" and len(want(decision).pools) == 128
+    assert "few139" not in want(decision).gives_back, "nothing was asked about it"
+    assert {"few000", "few125"} <= set(want(decision).gives_back)
