@@ -244,10 +244,11 @@ def _options(weighing: Weighing, *, up_only: bool) -> Iterator[_Option]:
 
 
 def _orders(pools: list[PoolView]) -> list[list[PoolView]]:
-    """The cheapest pools first; and, where a place has several, those that last longest."""
-    orders = [sorted(pools, key=lambda pool: (pool.usd_per_hour, pool.pool))]
+    """The cheapest pools first; and, where a place has several, those that last longest. Of pools that are alike, those
+    with nodes that are up: none are bought that are there already."""
+    orders = [sorted(pools, key=lambda pool: (pool.usd_per_hour, -pool.held, pool.pool))]
     if len(pools) > 1:
-        orders.append(sorted(pools, key=lambda pool: (-pool.life_s, pool.usd_per_hour, pool.pool)))
+        orders.append(sorted(pools, key=lambda pool: (-pool.life_s, pool.usd_per_hour, -pool.held, pool.pool)))
     return orders
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from service.policy.types import Market, ScoredOption
 
 NAMED_MAX = 8
+ON_DEMAND_APART = "nodes on demand count as such in a pool of their own, with the on-demand price as its price"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ def said(pools: Sequence[PoolWant], gives_back: Sequence[str], spares: int, acqu
         parts.append(f"{what}, for losses that take {acquire_s:g} s to replace")
     if missing := [str(each) for each in pools if each.missing]:
         parts.append(f"wanted: {', '.join(missing)}")
+    if any(each.missing and each.market is Market.ON_DEMAND and not each.held for each in pools):
+        parts.append(ON_DEMAND_APART)
     if gives_back:
         more = f" and {len(gives_back) - NAMED_MAX} more" if len(gives_back) > NAMED_MAX else ""
         parts.append(f"no use for {', '.join(gives_back[:NAMED_MAX])}{more}, which may be given back")

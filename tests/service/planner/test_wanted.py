@@ -262,3 +262,13 @@ def test_more_pools_than_a_policy_may_be_asked_about_leave_those_that_the_job_is
     assert want(decision).place == "z999" and len(want(decision).pools) == 128
     assert "few139" not in want(decision).gives_back, "nothing was asked about it"
     assert {"few000", "few125"} <= set(want(decision).gives_back)
+
+
+def test_nodes_on_demand_in_a_pool_of_their_own_end_the_want_and_the_reason_says_that_they_need_one():
+    markets = (market(offered=0), PoolMarket("bought", 3.0, 3.0, offered=8, on_demand_offered=4))
+    needs = "nodes on demand count as such in a pool of their own, with the on-demand price as its price"
+    before = decide(weighing(*fleet("a", "b"), markets=markets[:1]))
+    assert "wanted: 2 of pool a on demand" in before.reason and needs in before.reason
+    after = decide(weighing(*fleet("a", "b"), *fleet("x", "y", usd=3.0, pool="bought"), markets=markets))
+    assert held(after) == {("a", Market.SPOT): (2, 2), ("bought", Market.ON_DEMAND): (2, 2)}
+    assert needs not in after.reason and "wanted:" not in after.reason
