@@ -1,4 +1,4 @@
-"""The best layout for each number of nodes: those that are up, and more where more could be bought. Pure."""
+"""The best layout for each number of nodes: those that are up, and more where the job could use more. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -57,9 +57,9 @@ def _counts(inputs: PlanInputs, nodes: int) -> list[int]:
 
 
 def _bought(inputs: PlanInputs, group: Sequence[PlanNode]) -> tuple[PlanNode, ...]:
-    """Nodes like most of the group, or like those that the job had last, as many as it could buy and use."""
-    offered = sum(market.offered + market.on_demand_offered for market in inputs.markets)
-    missing = min(inputs.job.nodes.max - len(group), offered)
+    """Nodes like most of the group, or like those that the job had last, as many as it could use. How many could be had
+    is for the policy: the fastest layout is its yardstick also where nodes for that are not to be had."""
+    missing = inputs.job.nodes.max - len(group) if inputs.markets else 0
     slots = _usual_slots(inputs, group)
     if missing <= 0 or not slots:
         return ()

@@ -11,7 +11,7 @@ from agent.protocol.jobfile import JobFile, parse_layout
 from liver_core.layout import Member
 from service.planner.change_cost import shipped_cost
 from service.planner.decision import decide
-from service.planner.inputs import PlanInputs, PlannerVerdict, PlanNode, PoolMarket, World
+from service.planner.inputs import LayoutUse, PlanInputs, PlannerVerdict, PlanNode, PoolMarket, World
 from service.policy.choosing import UtilityPolicy
 from service.policy.types import Goal, PolicyDecision, PolicyInputs, PolicyKnobs, PolicyVerdict
 from service.simulation.cluster_replay import replay_cluster
@@ -50,7 +50,10 @@ def as_the_service_sees_it(spec: JobFile, asked: PolicyInputs) -> PlanInputs:
         offered=pool.offered + pool.coming,
     )
     nodes = tuple(PlanNode(f"n{at}", 1, pool=pool.pool, usd_per_hour=pool.usd_per_hour) for at in range(pool.held))
-    return PlanInputs(spec, nodes, world, step_seconds=MEASURED, markets=(market,))
+    # A job whose steps were measured has run, and what it ran on says what its nodes are like.
+    return PlanInputs(
+        spec, nodes, world, step_seconds=MEASURED, history=(LayoutUse(2, "TP1xPP2xDP1"),), markets=(market,)
+    )
 
 
 class AskedTwice:
