@@ -120,7 +120,7 @@ def first_rank(is_here: bool, group: dist.ProcessGroup) -> int | None:
 
 def meet(group: dist.ProcessGroup) -> None:
     """Return once every rank of the group has come here. Raises RuntimeError if one is gone."""
-    dist.all_reduce(torch.zeros(1), group=group)
+    dist.all_reduce(torch.zeros(1, device="cpu"), group=group)
 
 
 def _parts(word: int) -> list[int]:

@@ -7,14 +7,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from tests.chaos.report import load
 
 COMMAND = (sys.executable, "-m", "tests.chaos.run")
-# A trial that is told to end first ends what it has started.
-END_S = 120.0
 
 
 def play_side_by_side(
@@ -60,20 +59,18 @@ def play_side_by_side(
                     failed.append(seed)
                     say(f"seed {seed}: no record, exit status {process.returncode}")
 
-    threads = [threading.Thread(target=work, name=f"trials {number}") for number in range(workers)]
-    for thread in threads:
-        thread.start()
-    try:
-        for thread in threads:
-            thread.join()
-    except BaseException:
-        with lock:
-            stopped.set()
-            for process in running.values():
-                process.terminate()
-        for thread in threads:
-            thread.join(END_S)
-        raise
+    # Not threads that are joined here: an interrupted join takes a thread that still runs for one that has ended.
+    with ThreadPoolExecutor(workers) as pool:
+        at_work = [pool.submit(work) for _ in range(workers)]
+        try:
+            for each in at_work:
+                each.result()
+        except BaseException:
+            with lock:
+                stopped.set()
+                for process in running.values():
+                    process.terminate()
+            raise
     return sorted(failed)
 
 
