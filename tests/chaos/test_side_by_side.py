@@ -60,7 +60,12 @@ def test_an_interruption_ends_the_trials_under_way_and_begins_no_other(tmp_path:
             pause.wait(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        play_side_by_side(range(9), 2, command=command(tmp_path, 99), say=lambda _: None, done=lambda *_: None)
+    # Where the tests run in the background of a shell, it has this signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            play_side_by_side(range(9), 2, command=command(tmp_path, 99), say=lambda _: None, done=lambda *_: None)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert len(list(tmp_path.glob("began-*"))) == 2
