@@ -19,7 +19,7 @@ MICRO_BATCH_S = 0.1
 """Nearly all of a step is waiting, so that other programs of the machine change little of its length."""
 
 
-def test_once_a_live_handoff_was_measured_stop_and_copy_is_taken_where_it_costs_less_in_all(tmp_path: Path) -> None:
+def test_once_a_live_handoff_was_measured_the_rung_is_taken_that_costs_less_in_all(tmp_path: Path) -> None:
     args = {"data_prefix": build_corpus(tmp_path), "micro_batch_s": MICRO_BATCH_S}
     job = real_job("slow", "SlowJob", args, global_batch=4, micro_batch=1, prefer="total")
     with cluster("a", "b", "c", job=job, ranks=REAL_RANKS) as nodes:
@@ -32,9 +32,12 @@ def test_once_a_live_handoff_was_measured_stop_and_copy_is_taken_where_it_costs_
         done = nodes.wait(lambda: measured(nodes, 2), "what the second handoff cost", 60)
         live, copied = done.measures.rung_costs
         assert live.parts == first.measures.lost_parts and (live.measured, copied.measured) == (1, 0)
-        assert copied.total_s < live.total_s, "a copy of this state takes a few milliseconds"
-        assert (done.rung, done.decision) == (Rung.STOP_AND_COPY, Decision.GO)
-        assert done.measures.lost_parts is not None and done.measures.lost_parts.streaming_s == 0.0
+        assert copied.guessed == ("pause",) and copied.parts.streaming_s == 0.0
+        # The two differ by milliseconds here, so what a step is off by says which is less. It is the same either way.
+        less = Rung.STOP_AND_COPY if copied.total_s < live.total_s else Rung.LIVE
+        assert (done.rung, done.decision) == (less, Decision.GO)
+        assert done.measures.lost_parts is not None
+        assert (done.measures.lost_parts.streaming_s == 0.0) is (less is Rung.STOP_AND_COPY)
         assert not nodes.service.failed
 
 
