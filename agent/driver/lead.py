@@ -23,7 +23,6 @@ from agent.driver.planning import (
     next_number,
     on_rung,
     plan_loss,
-    rung_for_nearer_deadline,
     same_plan,
 )
 from agent.driver.progress import Amendment, LostTime, Progress, first_mirror, learned_from
@@ -49,7 +48,7 @@ from liver_core.handoff import (
     Stage,
     StoreAddress,
 )
-from liver_core.handoff.ladder import weigh
+from liver_core.handoff.ladder import rung_for_nearer_deadline, weigh
 from liver_core.handoff.proposer import ProposerState
 from liver_core.handoff.proposer_events import (
     Amend,
