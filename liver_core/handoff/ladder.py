@@ -189,7 +189,7 @@ def _without_room(rung: Rung, inputs: LadderInputs) -> str:
 
 def _live(inputs: LadderInputs) -> Estimate:
     """Build, converge and certify while training goes on. Then the next boundary, and the last step's gradients."""
-    stream = _stream(inputs)
+    stream = stream_estimate(inputs)
     if stream.refusal:
         return stream
     certified_s = inputs.prepare_s + stream.seconds + CERTIFY_STEPS * inputs.step_s
@@ -204,7 +204,7 @@ def _drop_step(inputs: LadderInputs) -> Estimate:
     A source publishes from the end of a part on, and a rank can become ready at any time in a part. No step is dropped
     if a copy at the boundary (the next rung) is in time.
     """
-    stream = _stream(inputs)
+    stream = stream_estimate(inputs)
     if stream.refusal:
         return stream
     if inputs.part_s is None:
@@ -255,7 +255,7 @@ _ESTIMATES: dict[Rung, Callable[[LadderInputs], Estimate]] = {
 """Least disturbing first."""
 
 
-def _stream(inputs: LadderInputs) -> Estimate:
+def stream_estimate(inputs: LadderInputs) -> Estimate:
     """Seconds until the copy has caught up with the steps done meanwhile.
 
     If copying takes c seconds in all, then t = c + (t / step_s) * follow_s, since t / step_s steps are done meanwhile.

@@ -1,5 +1,5 @@
-"""When to look at a job again, and which jobs need no look although one is due: those that time alone cannot change, and
-that nothing else has changed since the last look. A whole look takes some fifteen statements. Pure; the rows come in.
+"""When to look at a job again, and which jobs need no look although one is due: those that time alone cannot change,
+and that nothing else has changed since the last look. A whole look takes some fifteen statements. Pure; rows come in.
 """
 
 from collections import OrderedDict
