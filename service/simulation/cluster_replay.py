@@ -73,7 +73,8 @@ class ProgressPoint:
 @dataclass(frozen=True, slots=True)
 class ClusterRun:
     """How it went. `tokens_lost_by` sums to `ideal_tokens` - `tokens`. `progress`: at most POINTS_MAX points, evenly
-    spread, the last one at the end. `enacted`: handoffs and starts, where machines carried the changes."""
+    spread, the last one at the end. Where machines carried the changes: `enacted`, handoffs and starts; `refused`, when
+    and why no handoff could be opened; `gave_up`, why the job ended before the trace."""
 
     policy: str
     tokens: float
@@ -87,6 +88,8 @@ class ClusterRun:
     decisions: tuple[tuple[float, PolicyDecision], ...] = field(repr=False)
     progress: tuple[ProgressPoint, ...] = field(repr=False, default=())
     enacted: tuple[Enacted, ...] = field(repr=False, default=())
+    refused: tuple[tuple[float, str], ...] = field(repr=False, default=())
+    gave_up: str = ""
 
     @property
     def goodput(self) -> float:

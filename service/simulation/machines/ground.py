@@ -148,14 +148,10 @@ class Ground(Meeting):
         self._does(Doing.PAUSED, world)
         boundary = BoundaryAgreed(int(self.spent.tokens / world.layout.tokens_per_step), drops)
         scene = CutoverScene(self, order, boundary, read_s=read_in_s(order.rung, self._ladder_of(order)))
-        self.lead.boundary_passed()
         for member in dict.fromkeys((*world.roster.members, *order.target.members)):
             node = self._nodes.get(member.node_id)
             if node is not None and node.rank is not None:
                 self.time.after(0.0, node.rank.begin_cutover, scene)
-
-    def boundary_passed(self) -> None:
-        self.lead.boundary_passed()
 
     # What becomes of the world.
 

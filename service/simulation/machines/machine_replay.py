@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from agent.protocol.values import Placement
 from liver_core.layout import Member, ParallelLayout
+from service.jobs.tables import JobState
 from service.ledger.tables import Cause
 from service.planner.inputs import PlannerDecision, PlannerVerdict
 from service.policy.types import Candidate, Goal, Policy, PolicyDecision, PolicyInputs, PolicyKnobs, StandingWorld
@@ -66,7 +67,9 @@ class MachineReplay(ClusterReplay):
         self._goal = goal
         done = super().run(goal)
         enacted = sorted((*self._ground.job.starts, *self._ground.lead.enacted), key=lambda each: each.generation)
-        return replace(done, enacted=tuple(enacted))
+        job, refused = self._ground.job, tuple(self._ground.lead.refused)
+        gave_up = job.reason if job.state is JobState.FAILED else ""
+        return replace(done, enacted=tuple(enacted), refused=refused, gave_up=gave_up)
 
     # What happens.
 

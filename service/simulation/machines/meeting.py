@@ -163,10 +163,6 @@ class Meeting(ABC):
     def source_goes_on(self, world: PlayedWorld) -> None:
         """The decision is NO-GO."""
 
-    @abstractmethod
-    def boundary_passed(self) -> None:
-        """Ranks say so to the agent that leads."""
-
     # What the service does.
 
     @abstractmethod

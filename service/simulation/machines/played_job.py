@@ -135,10 +135,10 @@ class PlayedJob:
         self.wake()
 
     def handoff_ended(self, parent: int, roster: Roster | None, broken: Reason | None) -> None:
-        """`roster`: of the next world, where it has become active."""
-        now = self._ground.time.now
-        self._last_handoff_s = now
-        if broken is not None:
+        """`roster`: of the next world, where it has become active; `broken`: why `parent` is lost. What a start has
+        given up since then says nothing any more."""
+        self._last_handoff_s = self._ground.time.now
+        if broken is not None and self._world is not None and parent == self._world.generation:
             self._broken.append(Loss(str(broken), None))
         if roster is not None and self._world is not None:
             refusal = accepts_active(
@@ -182,7 +182,7 @@ class PlayedJob:
         planned = self._ground.facts.plan()
         view = self._view(planned)
         action = next_action(view, self._limits)
-        self.reason = action.reason
+        self.reason = self.reason if self.state in ENDED else action.reason
         state, again_s = self.state, look_again_in_s(self.state, action)
         self._apply(action, planned)
         if action.do is not Do.NOTHING:
