@@ -86,10 +86,7 @@ def simulate(
     answer = _answered(trace_file, read_job_file(job_file), asked)
     if html is not None:
         _write(html, answer.comparison)
-    if as_json:
-        print_json(answer.facts())
-    else:
-        _show(answer)
+    print_json(answer.facts()) if as_json else _show(answer)
 
 
 def _write(path: Path, found: "Comparison") -> None:

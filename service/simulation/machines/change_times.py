@@ -47,7 +47,7 @@ class ChangeTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class LadderCase:
     """What the ladder is asked about: a world of these nodes, and the next one. `step_s`: 0 where steps do not count;
     `left_s`: None where nothing presses; `part_s`: None where no step can be dropped."""
 
@@ -61,7 +61,7 @@ class Moment:
     part_s: float | None
 
 
-def ladder_of(times: ChangeTimes, moment: Moment) -> LadderInputs:
+def ladder_of(times: ChangeTimes, moment: LadderCase) -> LadderInputs:
     """What an agent would tell the ladder. Each node brings its own link."""
     going = [node for node in moment.source if node not in moment.target]
     bandwidth = times.bytes_per_s * max(1, min(len(moment.source), len(moment.target)))

@@ -22,10 +22,11 @@ class Enacted:
 
 
 def counted(all_of_them: Iterable[Enacted]) -> dict[str, int]:
-    """How often each thing happened, by rung and end; amended plans besides."""
+    """How often each thing happened, by rung and end; amended plans besides, where there are any."""
     kept = tuple(all_of_them)
     found = Counter(f"{each.how} {each.ended}" for each in kept)
-    found["amended"] = sum(each.revisions - 1 for each in kept)
+    if amended := sum(each.revisions - 1 for each in kept):
+        found["amended"] = amended
     return dict(sorted(found.items()))
 
 

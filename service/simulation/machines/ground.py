@@ -19,7 +19,7 @@ from liver_core.layout import Member
 from service.policy.types import Candidate
 from service.simulation.machines.change_times import ChangeTimes, prepared_in_s, read_in_s
 from service.simulation.machines.cutover_scene import CutoverScene
-from service.simulation.machines.meeting import Facts, Meeting, PlayedWorld, Process
+from service.simulation.machines.meeting import Meeting, PlayedWorld, Process, ReplayFacts
 from service.simulation.machines.played_job import PlayedJob
 from service.simulation.machines.played_lead import PlayedLead
 from service.simulation.machines.played_node import PlayedNode
@@ -33,7 +33,9 @@ AGAIN_S = 0.1
 class Ground(Meeting):
     """Everything that is there at a moment."""
 
-    def __init__(self, times: ChangeTimes, setup: ReplaySetup, layouts: Sequence[Candidate], facts: Facts) -> None:
+    def __init__(
+        self, times: ChangeTimes, setup: ReplaySetup, layouts: Sequence[Candidate], facts: ReplayFacts
+    ) -> None:
         super().__init__(times, setup, layouts, facts)
         self.job = PlayedJob(self)
         self.lead = PlayedLead(self, self.job)

@@ -12,7 +12,7 @@ from service.policy.types import Candidate, Goal, Policy, PolicyDecision, Policy
 from service.simulation.cluster_replay import PLACE, START_UTC, ClusterReplay, ClusterRun
 from service.simulation.machines.change_times import ChangeTimes
 from service.simulation.machines.ground import Ground
-from service.simulation.machines.meeting import Facts, Planned
+from service.simulation.machines.meeting import Planned, ReplayFacts
 from service.simulation.machines.played_job import utc
 from service.simulation.machines.spent_time import Doing, Stretch
 from service.simulation.replay_setup import GridStep, ReplaySetup
@@ -59,7 +59,7 @@ class MachineReplay(ClusterReplay):
         times: ChangeTimes,
     ) -> None:
         super().__init__(trace, candidates, policy, setup, knobs)
-        self._ground = Ground(times, setup, candidates, Facts(self._plan, self._moving, self._nodes))
+        self._ground = Ground(times, setup, candidates, ReplayFacts(self._plan, self._moving, self._nodes))
         self._goal = Goal()
         self._planned: tuple[object, Planned] | None = None
 

@@ -10,7 +10,7 @@ from liver_core.handoff.rung_costs import BUILD_GUESS_SHARE
 from liver_core.layout import Member, Roster
 from service.planner.inputs import PlannerDecision
 from service.policy.types import Candidate
-from service.simulation.machines.change_times import ChangeTimes, Moment, ladder_of
+from service.simulation.machines.change_times import ChangeTimes, LadderCase, ladder_of
 from service.simulation.machines.spent_time import Doing, SpentTime
 from service.simulation.machines.virtual_time import VirtualTime
 from service.simulation.replay_setup import ReplaySetup
@@ -49,7 +49,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ReplayFacts:
     """What the replay knows and the played parts ask for. `notices`: when each node that will go was announced, and
     when it goes; `nodes`: those that are up. `plan` may be asked at any moment."""
 
@@ -61,7 +61,9 @@ class Facts:
 class Meeting(ABC):
     """`world`: what steps, or is to step, last."""
 
-    def __init__(self, times: ChangeTimes, setup: ReplaySetup, layouts: Sequence[Candidate], facts: Facts) -> None:
+    def __init__(
+        self, times: ChangeTimes, setup: ReplaySetup, layouts: Sequence[Candidate], facts: ReplayFacts
+    ) -> None:
         self.times, self.setup, self.layouts, self.facts = times, setup, tuple(layouts), facts
         self.time = VirtualTime()
         self.spent = SpentTime(checkpoint_every_s=times.checkpoint_every_s)
@@ -92,7 +94,7 @@ class Meeting(ABC):
         """What the ladder is told of a handoff from the world that steps to the next one."""
         world, parts = self.world, self.setup.step_parts
         step_s = 0.0 if world is None else self.step_s(world.layout)
-        moment = Moment(
+        moment = LadderCase(
             source=source,
             target=target,
             step_s=step_s,

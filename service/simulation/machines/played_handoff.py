@@ -47,7 +47,7 @@ class PlayedHandoff:
         self.target: tuple[str, ...] = ()
         self.parent, self.rung = 0, Rung.LIVE
         self.opened_s, self.ending_s = ground.time.now, float("inf")
-        self.superseded = self.dropped = False
+        self.superseded = self.dropped = self._is_gone = False
         record = ProposerRecord(highest_generation=job.highest)
         self.proposer = Proposer(job_id=JOB, proposer_id=leads, agent_incarnation=1, record=record)
         self._ground, self._job, self._when_over = ground, job, when_over
@@ -92,7 +92,11 @@ class PlayedHandoff:
 
     @property
     def is_open(self) -> bool:
-        return self.proposer.record.proposal is not None
+        return self.proposer.record.proposal is not None and not self._is_gone
+
+    def dies(self) -> None:
+        """With the node that hosts it: nobody will say how it ended."""
+        self._is_gone = True
 
     def mirror(self) -> OpenHandoff | None:
         """What the service sees of it, again and again while the node lives that leads."""

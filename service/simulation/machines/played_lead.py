@@ -26,12 +26,14 @@ LIVE_RUNGS = (Rung.LIVE, Rung.DROP_STEP, Rung.STOP_AND_COPY, Rung.RESCUE)
 AMENDABLE = (ProposerState.PREPARING, ProposerState.PERMITTED)
 UNHURRIED_LEAST_S, UNHURRIED_MOST_S, UNHURRIED_TIMES = 180.0, 3_600.0, 3.0
 RETRY_FIRST_S, RETRY_MAX_S, SOONER_LEAST_S = 0.5, 10.0, 1.0
+REFUSED_MAX = 10_000
 PATIENCE_S = 5.0
 """How long a node that leads is given to make something of a notice, before the next one is told."""
 
 
 class PlayedLead:
-    """`enacted`: every handoff that was opened, once it is over; `refused`: when and why none could be opened."""
+    """`enacted`: every handoff that was opened, once it is over; `refused`: when and why none could be opened, as many
+    as are kept."""
 
     def __init__(self, ground: Meeting, job: PlayedJob) -> None:
         self.enacted: list[Enacted] = []
@@ -55,6 +57,7 @@ class PlayedLead:
         for handoff in self._all():
             if handoff.leads == name:
                 self.enacted.append(handoff.enacted(Stage.ABORTED, "the node that led is gone", ""))
+                handoff.dies()
                 self._forget(handoff)
             else:
                 handoff.misses(name)
@@ -162,7 +165,8 @@ class PlayedLead:
         return ""
 
     def _refuses(self, reason: str) -> str:
-        self.refused.append((self._ground.time.now, reason))
+        if len(self.refused) < REFUSED_MAX:
+            self.refused.append((self._ground.time.now, reason))
         return reason
 
     def _is_over(self, handoff: PlayedHandoff, ended: HandoffEnded) -> None:

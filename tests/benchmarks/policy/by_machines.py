@@ -1,4 +1,4 @@
-"""The same traces with every change carried by the product's machines, beside the replay in which it is done at once."""
+"""The same traces with every change carried by the product's machines, beside replays in which it is done at once."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

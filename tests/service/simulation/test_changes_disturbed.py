@@ -144,6 +144,17 @@ def test_a_newcomer_that_dies_in_the_cutover_costs_a_pause_and_no_restart() -> N
     assert dict(run.tokens_lost_by)["lost_work"] == pytest.approx(20.0 * 1_000 / 60)
 
 
+def test_the_number_of_a_handoff_that_came_to_nothing_is_not_used_again() -> None:
+    """n5 is lost while it builds; a node that comes later is brought in under the next number."""
+    found = trace((0.0, "n1 n2 n3 n4", ""), (100.0, "n5", ""), (110.0, "", "n5"), (600.0, "n6", ""))
+    run = run_of(found, ReplaySetup(notice_s=1.0, unannounced_share=1.0), SLOW_BUILD)
+    assert story(run) == ["start active", "live aborted", "live active"]
+    assert [each.generation for each in run.enacted] == [1, 2, 3]
+    assert run.layouts[-1][1] == "DP5"
+    # Nobody speaks for a node that is gone: what was prepared with it ends once it has not been reached for 20 s.
+    assert run.enacted[1].end_s == pytest.approx(110.0 + 20.0, abs=1.0)
+
+
 def test_a_job_with_too_few_nodes_is_suspended_with_a_checkpoint_and_resumes_with_what_it_had() -> None:
     found = trace((0.0, "n1 n2 n3 n4", ""), (300.0, "", "n3 n4"), (600.0, "n3 n4", ""))
     run = run_of(found, ReplaySetup(notice_s=120.0), None, linear(least=3))
