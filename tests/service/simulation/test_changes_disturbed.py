@@ -1,5 +1,6 @@
 """What becomes of a change in whose middle something happens: by the product's machines, on traces of a few events."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -45,12 +46,12 @@ def trained(run: ClusterRun, generation: int) -> list[tuple[float, float]]:
     return [(each.begin_s, each.end_s) for each in run.worlds if each.generation == generation and each.cause in made]
 
 
-def silent(*losses: bool) -> dict[str, float | int]:
-    """The share and the seed of a setup in which just these losses, in the order of their notices, are unannounced."""
+def with_silent(setup: ReplaySetup, *losses: bool) -> ReplaySetup:
+    """The share and the seed with which just these losses, in the order of their notices, are unannounced."""
     for seed in range(10_000):
         random = Random(seed + 1)
         if tuple(random.random() < 0.5 for _ in losses) == losses:
-            return {"unannounced_share": 0.5, "seed": seed}
+            return replace(setup, unannounced_share=0.5, seed=seed)
     raise AssertionError("no seed is like that")
 
 
@@ -77,7 +78,7 @@ def test_a_loss_before_the_commit_ends_the_handoff_and_the_job_restarts_under_a_
     """n5 goes unannounced at 200 s, while the next world is built without n6."""
     found = trace((0.0, " ".join(SIX), ""), (200.0, "", "n5"), (300.0, "", "n6"))
     times = ChangeTimes(build_s=40.0, checkpoint_every_s=50.0)
-    run = run_of(found, ReplaySetup(notice_s=120.0, **silent(True, False)), times)
+    run = run_of(found, with_silent(ReplaySetup(notice_s=120.0), True, False), times)
     assert story(run) == ["start active", "live broken", "restart active"]
     assert [each.generation for each in run.enacted] == [1, 2, 100_001]
     assert not trained(run, 2)
