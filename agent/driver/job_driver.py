@@ -436,11 +436,11 @@ class JobDriver:
     # Step leases.
 
     async def _give_leases(self, until: float) -> None:
-        order, moment = self.order, {"until": until, "at": time.monotonic(), "now": self._node.now()}
+        order, how = self.order, {"until": until, "at": time.monotonic(), "now": self._node.now()}
+        wanted = (order.generation if order is not None else None) or 0
         steps_from = order.steps_from_utc.timestamp() if order is not None and order.steps_from_utc else None
-        known = {"wanted": (order.generation if order is not None else None) or 0, "steps_from": steps_from}
         for slot, state in self._host.states().items():
-            if (lease := lease_for(state.generation, **known, **moment)) is not None:
+            if (lease := lease_for(state.generation, wanted=wanted, steps_from=steps_from, **how)) is not None:
                 await self._host.give(slot, StepLease(until_s=lease))
 
     async def _heard_ago(self, node_id: str) -> float | None:
