@@ -46,12 +46,19 @@ def simulate(
     notice_s: Annotated[float, typer.Option("--notice", min=0, max=3_600, help="Seconds of notice.")] = 120.0,
     unannounced: Annotated[float, typer.Option(min=0, max=1, help="Share of losses without notice.")] = 0.05,
     acquire_s: Annotated[
-        float, typer.Option("--acquire", min=0, max=86_400, help="Seconds to get a node back that was given back.")
-    ] = 120.0,
+        float | None,
+        typer.Option(
+            "--acquire",
+            min=0,
+            max=86_400,
+            help="Seconds to get a node back that was given back.",
+            show_default="by the job, else 120",
+        ),
+    ] = None,
     gang: Annotated[int, typer.Option(min=0, max=10_000, help="Nodes without which the job does not run.")] = 0,
     value: Annotated[
         float | None,
-        typer.Option("--usd-per-mtok", min=0, help="What a million tokens is worth.", show_default="by on-demand"),
+        typer.Option("--usd-per-mtok", min=0, help="What a million tokens is worth.", show_default="by the job, else on-demand"),
     ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Report of make bench-handoff to fit the cost of a change on.", metavar="FILE")
@@ -61,10 +68,10 @@ def simulate(
 ) -> None:
     """Replay a trace of spot capacity: goodput, dollars per token, and the distance to what could have been had.
 
-    Step times are predicted from the job file. Goodput is the share of a free ideal that changes at no cost.
+    Step times are predicted from the job file, whose policy is followed. Goodput is the share of a free ideal that changes at no cost.
     """
     from service.simulation.replay_setup import ReplaySetup
-    from service.simulation.what_if import WhatIf
+    from service.simulation.what_if import SETUP, WhatIf
 
     spot, on_demand = _read_prices(prices)
     setup = ReplaySetup(
@@ -72,11 +79,11 @@ def simulate(
         prices=spot,
         notice_s=notice_s,
         unannounced_share=unannounced,
-        acquire_s=acquire_s,
+        acquire_s=SETUP.acquire_s,
         counts_steps=True,
         gang=gang,
     )
-    asked = WhatIf(setup, slots, device, change_s, _read_cost(report), value)
+    asked = WhatIf(setup, slots, device, change_s, _read_cost(report), value, acquire_s)
     answer = _answered(trace_file, read_job_file(job_file), asked)
     if html is not None:
         _write(html, answer.comparison)
