@@ -115,8 +115,8 @@ class WhatIfAsk(BaseModel):
     prices: str | None = Field(
         default=None,
         max_length=PRICES_CHARS_MAX,
-        description="CSV with pool (spot, on-demand), usd_per_hour and from_s or effective_from, of a node; absent: 1 "
-        "and 3 USD per hour.",
+        description="CSV with pool (spot, on-demand), usd_per_hour and from_s or effective_from, of a node; may have "
+        "egress_usd_per_gb, of 10^9 bytes that leave the pool. Absent: 1 and 3 USD per hour.",
     )
     knobs: WhatIfKnobs = WhatIfKnobs()
 

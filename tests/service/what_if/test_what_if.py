@@ -114,6 +114,7 @@ def test_it_is_only_looked_at_so_that_a_viewer_may_ask_and_an_agent_may_not(clie
         ({"trace": {"text": "0,add,a\n99999999999999,remove,a\n"}}, "trace", "more than 500000 ticks"),
         ({"prices": "pool,usd_per_hour,from_s\nspot,-1,0\n"}, "prices", "row 2: usd_per_hour"),
         ({"prices": "pool,usd_per_hour,from_s\nspot,1,0\n"}, "prices", "pool 'on-demand' has no price"),
+        ({"prices": "pool,usd_per_hour,from_s,egress_usd_per_gb\nspot,1,0,x\n"}, "prices", "row 2: egress_usd_per_gb"),
         ({"job_file": JOB_FILE.replace('"micro_batch"', '"micro"')}, "job_file.micro", "not a known field"),
         ({"job": "nobody", "job_file": None}, "job", "there is no job with the id or name 'nobody'"),
         ({"job": "x"}, "(whole)", "exactly one of job and job_file"),
