@@ -28,14 +28,19 @@ Unannounced = Annotated[
     float | None, typer.Option(min=0, max=1, help="Share of losses without notice.", show_default="0.05")
 ]
 Acquire = Annotated[
-    float | None, typer.Option("--acquire", min=0, max=86_400, help="Seconds to get a node back.", show_default="by the job, else 120")
+    float | None,
+    typer.Option(
+        "--acquire", min=0, max=86_400, help="Seconds to get a node back.", show_default="by the job, else 120"
+    ),
 ]
 Spares = Annotated[
     int | None, typer.Option(min=0, max=64, help="Nodes held beyond those used.", show_default="by the job, else 4")
 ]
 Gain = Annotated[
     float | None,
-    typer.Option("--gain", min=0, max=10, help="Share by which another choice must be better.", show_default="by the job, else 0"),
+    typer.Option(
+        "--gain", min=0, max=10, help="Share by which another choice must be better.", show_default="by the job, else 0"
+    ),
 ]
 Value = Annotated[
     float | None,
@@ -71,7 +76,9 @@ def what_if(
 ) -> None:
     """Replay a trace of capacity with a job of the service: what it would have made and cost, and under other policies.
 
-    Steps are as the job has made them, or else predicted; the policy is that of its file. Goodput is the share of a free ideal that changes at no cost.
+    Steps are as the job has made them, or else predicted; the policy is that of its file.
+
+    Goodput is the share of a free ideal that changes at no cost.
     """
     client = connect(service_url, token_file)
     knobs = {

@@ -164,7 +164,9 @@ def _likely_groups(inputs: PlanInputs) -> Iterator[tuple[str, ...]]:
             if chance := _chance_of_set(market, len(members), count):
                 found.append((chance, members, count))
     ranked = sorted(found, key=lambda each: (-each[0], each[2], each[1]))
-    return islice(chain.from_iterable(combinations(members, count) for _, members, count in ranked), GROUPS_IN_PLANS_MAX)
+    return islice(
+        chain.from_iterable(combinations(members, count) for _, members, count in ranked), GROUPS_IN_PLANS_MAX
+    )
 
 
 def _chance_of_set(market: PoolMarket, members: int, count: int) -> float:

@@ -276,9 +276,12 @@ def _orders(pools: list[PoolView]) -> list[list[PoolView]]:
     Of pools that are alike, those with nodes that are up: none are bought that are there already."""
     orders = [sorted(pools, key=lambda pool: (pool.usd_per_hour, -pool.held, pool.pool))]
     if len(pools) > 1:
-        lasting = (lambda pool: (-pool.life_s, pool.market is Market.SPOT, pool.usd_per_hour, -pool.held, pool.pool))
-        orders.append(sorted(pools, key=lasting))
+        orders.append(sorted(pools, key=_by_life))
     return orders
+
+
+def _by_life(pool: PoolView) -> tuple[float, bool, float, int, str]:
+    return (-pool.life_s, pool.market is Market.SPOT, pool.usd_per_hour, -pool.held, pool.pool)
 
 
 def _fillings(orders: list[list[PoolView]], nodes: int, spares: int, *, up_only: bool) -> list[_Filled]:

@@ -101,7 +101,9 @@ def read_prices(text: str) -> PriceBook:
         if row.get(EGRESS):
             usd = _amount(row, EGRESS, number)
             if egress.setdefault(pool, usd) != usd:
-                raise PriceError(f"row {number}: {EGRESS} of pool {pool} must be {egress[pool]:g} as before, is {usd:g}")
+                raise PriceError(
+                    f"row {number}: {EGRESS} of pool {pool} must be {egress[pool]:g} as before, is {usd:g}"
+                )
     return PriceBook({pool: steps(pairs) for pool, pairs in found.items()}, egress)
 
 

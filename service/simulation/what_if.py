@@ -23,7 +23,8 @@ SETUP = ReplaySetup(notice_s=120.0, unannounced_share=0.05, acquire_s=120.0, cou
 class WhatIf:
     """What is asked. `slots_per_node`: GPUs of a node; `change_s`: training time that a change loses, None: by `cost`
     and the size of the job's state; `usd_per_mtok`: what a million tokens is worth, None: as the job says, else by
-    on-demand prices; `acquire_s`, `spares_max`, `gain_min`: in place of what the job's own policy says; `measured`: the seconds of a step by layout, of layouts in which the job has run."""
+    on-demand prices; `acquire_s`, `spares_max`, `gain_min`: in place of what the job's own policy says;
+    `measured`: the seconds of a step by layout, of layouts in which the job has run."""
 
     setup: ReplaySetup = SETUP
     slots_per_node: int = 1

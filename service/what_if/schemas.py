@@ -73,8 +73,7 @@ class WhatIfKnobs(BaseModel):
         default=None,
         ge=0,
         le=64,
-        description="Nodes held beyond those used; absent: as the job's policy says, "
-        f"else {PolicyKnobs().spares_max}.",
+        description=f"Nodes held beyond those used; absent: as the job's policy says, else {PolicyKnobs().spares_max}.",
     )
     gain_min: float | None = Field(
         default=None,

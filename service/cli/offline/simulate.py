@@ -58,7 +58,9 @@ def simulate(
     gang: Annotated[int, typer.Option(min=0, max=10_000, help="Nodes without which the job does not run.")] = 0,
     value: Annotated[
         float | None,
-        typer.Option("--usd-per-mtok", min=0, help="What a million tokens is worth.", show_default="by the job, else on-demand"),
+        typer.Option(
+            "--usd-per-mtok", min=0, help="What a million tokens is worth.", show_default="by the job, else on-demand"
+        ),
     ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Report of make bench-handoff to fit the cost of a change on.", metavar="FILE")
@@ -68,7 +70,9 @@ def simulate(
 ) -> None:
     """Replay a trace of spot capacity: goodput, dollars per token, and the distance to what could have been had.
 
-    Step times are predicted from the job file, whose policy is followed. Goodput is the share of a free ideal that changes at no cost.
+    Step times are predicted from the job file, whose policy is followed.
+
+    Goodput is the share of a free ideal that changes at no cost.
     """
     from service.simulation.replay_setup import ReplaySetup
     from service.simulation.what_if import SETUP, WhatIf

@@ -304,7 +304,7 @@ def test_a_call_for_which_this_agent_has_no_connection_left_is_no_silence_of_the
             first = asyncio.create_task(client.send(envelope()))
             await eventually(lambda: taken, "the only connection is in use")
             for _ in range(4):
-                with pytest.raises(PeerUnreachable, match="b at .* was not called: all connections of this agent"):
+                with pytest.raises(PeerUnreachable, match=r"b at .* was not called: all connections of this agent"):
                     await client.send(envelope())
             assert client.unreachable_since("job") == {}
             gate.set()

@@ -52,8 +52,8 @@ def test_what_is_said_between_agents_ranks_and_service_is_that_of_this_protocol_
     known = json.loads(FILE.read_text())
     changed = sorted(name for name in {*known, *found} if known.get(name) != found.get(name))
     assert not changed, (
-        f"{changed} differ: raise PROTOCOL_VERSION, and FORMAT of the agent's journal, unless they were raised since the "
-        "last release; then run this test with --rewrite, and commit wire.json"
+        f"{changed} differ: raise PROTOCOL_VERSION, and FORMAT of the agent's journal, unless they were raised since "
+        "the last release; then run this test with --rewrite, and commit wire.json"
     )
 
 

@@ -51,9 +51,7 @@ def test_a_person_sees_a_table_and_that_the_cost_of_a_change_is_a_guess(tmp_path
 
 def test_the_policy_of_the_job_file_is_followed(tmp_path) -> None:
     policy = "policy: {spares_max: 0, usd_per_mtok: 3000, acquire_s: 900}\n"
-    plain, own = (
-        json.loads(run(tmp_path, "--json", "--change", "2", job=job).stdout) for job in (JOB, JOB + policy)
-    )
+    plain, own = (json.loads(run(tmp_path, "--json", "--change", "2", job=job).stdout) for job in (JOB, JOB + policy))
     assert own["usd"] != plain["usd"]
     again = json.loads(run(tmp_path, "--json", "--change", "2", "--acquire", "120", job=JOB + policy).stdout)
     assert again["tokens"] != own["tokens"]

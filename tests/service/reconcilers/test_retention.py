@@ -121,8 +121,7 @@ def test_requests_for_machines_go_when_no_machine_of_theirs_is_a_node_and_the_ma
         return {row["node_id"]: row["request"] is not None for row in ended.client.get("/api/v1/instances").json()}
 
     with context.sessions.begin() as session:
-        asked = dict(provider="none", pool="a", machines=1, asked_by="x", asked_at=ended.clock())
-        session.add(RequestRow(**asked))
+        session.add(RequestRow(provider="none", pool="a", machines=1, asked_by="x", asked_at=ended.clock()))
     stays, goes, *others = ended.agents
     for days, kept in ((89.0, {stays: True, goes: True}), (2.0, {stays: True, goes: False})):
         ended.clock.advance(days * DAY_S)
