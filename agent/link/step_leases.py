@@ -105,6 +105,21 @@ class StepLeases:
         self._is_refused = is_refused
 
 
+def lease_for(
+    generation: int, *, wanted: int, steps_from: float | None, until: float, at: float, now: float
+) -> float | None:
+    """Until when a rank of this generation may step: `until`, or less. `at` is this moment in the same unit, `now` in
+    that of `steps_from`.
+
+    None for a rank of a world that the service has replaced by the `wanted` generation: it gets no lease. Before
+    `steps_from` an older world may step on beside the wanted one, and the ranks of that get a lease that is over.
+    """
+    if generation < wanted:
+        return None
+    waits = generation == wanted and steps_from is not None and now < steps_from
+    return min(until, at) if waits else until
+
+
 def may_go_on(*, is_there: bool, reaches_anybody: bool) -> bool:
     """Whether ranks may step though the service has not answered this node. Not if it answers another agent; nor if
     this node reaches neither another agent of the job nor the service's machine, and so may be the one cut off."""

@@ -195,6 +195,8 @@ def _start(session: Session, job: JobRow, action: Action, *, now: datetime) -> N
     _drop_open(session, job, f"the job starts again: {action.reason}", now=now)
     source = SourceKind.CHECKPOINT if action.checkpoint else SourceKind.INIT
     birth = new_birth(source, action.reason, checkpoint=action.checkpoint, lost_steps=action.lost_steps)
+    if action.steps_after_s:
+        birth = replace(birth, steps_from_at=now + timedelta(seconds=action.steps_after_s))
     start_generation(session, job, action.target, birth, now=now)
     job.standing_plans, job.spares = [], []
 
