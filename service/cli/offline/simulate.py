@@ -27,6 +27,16 @@ POLICIES = (
     Column("USD PER M TOKENS", right=True),
     Column("CHANGES", right=True),
 )
+Acquire = Annotated[
+    float | None,
+    typer.Option(
+        "--acquire",
+        min=0,
+        max=86_400,
+        help="Seconds to get a node back that was given back.",
+        show_default="by the job, else 120",
+    ),
+]
 
 
 def simulate(
@@ -45,16 +55,7 @@ def simulate(
     ] = None,
     notice_s: Annotated[float, typer.Option("--notice", min=0, max=3_600, help="Seconds of notice.")] = 120.0,
     unannounced: Annotated[float, typer.Option(min=0, max=1, help="Share of losses without notice.")] = 0.05,
-    acquire_s: Annotated[
-        float | None,
-        typer.Option(
-            "--acquire",
-            min=0,
-            max=86_400,
-            help="Seconds to get a node back that was given back.",
-            show_default="by the job, else 120",
-        ),
-    ] = None,
+    acquire_s: Acquire = None,
     gang: Annotated[int, typer.Option(min=0, max=10_000, help="Nodes without which the job does not run.")] = 0,
     value: Annotated[
         float | None,
