@@ -56,6 +56,7 @@ def pooled(count: int, pool: str = "a") -> tuple[PlanNode, ...]:
 def test_groups_that_a_pool_loses_at_once_have_plans_the_likeliest_first_and_bounded(monkeypatch):
     rules = job(nodes={"min": 1, "max": 6}, layouts={"allowed": ["DP6", "DP5", "DP4", "DP3", "DP2"]}, global_batch=60)
     inputs = started(PlanInputs(rules, (*pooled(4), *pooled(2, "b"))))
+    assert inputs.world is not None
     singles = tuple((name,) for name in inputs.world.node_ids())
     pools = (("a0", "a1", "a2", "a3"), ("b0", "b1"))
     plain = replace(inputs, markets=(PoolMarket("a", life_s=3_600.0, group_sizes=((1, 1.0),)),))
