@@ -1,14 +1,17 @@
 """What a job would have done on a trace of capacity: the one call of the terminal and of the service. Pure."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from agent.protocol.jobfile import JobFile
 from service.planner.change_cost import ChangeCost, shipped_cost, state_bytes
 from service.policy.price_book import PriceSteps, constant, read_prices
-from service.policy.types import Goal, PolicyKnobs
+from service.policy.types import Candidate, Goal, PolicyKnobs
 from service.simulation.comparing import Comparison, compare
 from service.simulation.job_layouts import candidates_of
+from service.simulation.machines.change_times import ChangeTimes
 from service.simulation.replay_setup import ReplaySetup
 from service.simulation.traces import CapacityTrace
 
@@ -24,7 +27,8 @@ KNOBS = PolicyKnobs()
 class WhatIf:
     """What is asked. `slots_per_node`: GPUs of a node; `change_s`: training time that a change loses, None: by `cost`
     and the size of the job's state; `usd_per_mtok`: what a million tokens is worth, None: by on-demand prices;
-    `measured`: the seconds of a step by layout, of layouts in which the job has run."""
+    `measured`: the seconds of a step by layout, of layouts in which the job has run. `times`: of the parts of a change,
+    where the product's machines are to carry every one; the job's state and checkpoints are put in."""
 
     setup: ReplaySetup = SETUP
     slots_per_node: int = 1
@@ -34,6 +38,7 @@ class WhatIf:
     usd_per_mtok: float | None = None
     knobs: PolicyKnobs = KNOBS
     measured: tuple[tuple[str, float], ...] = ()
+    times: ChangeTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +80,18 @@ def what_if(job: JobFile, trace: CapacityTrace, asked: WhatIf) -> WhatIfAnswer:
     if not layouts:
         limits = f"nodes.min {job.nodes.min} to nodes.max {job.nodes.max}"
         raise ValueError(f"no layout of the job fits {limits} of {asked.slots_per_node} slots")
-    found = compare(trace, layouts, setup=asked.setup, goal=Goal(usd_per_mtok=asked.usd_per_mtok), knobs=asked.knobs)
+    times = None if asked.times is None else _times_of(job, asked.times, layouts)
+    goal = Goal(usd_per_mtok=asked.usd_per_mtok)
+    found = compare(trace, layouts, setup=asked.setup, goal=goal, knobs=asked.knobs, times=times)
     is_guess = asked.change_s is None and cost.is_extrapolated(state_bytes(job))
     return WhatIfAnswer(
         found, layouts[0].change_s, "the request" if asked.change_s is not None else cost.source, is_guess
     )
+
+
+def _times_of(job: JobFile, asked: ChangeTimes, layouts: Sequence[Candidate]) -> ChangeTimes:
+    """For the job's state and, where its file says so, for as often as it writes checkpoints in a usual step."""
+    every_s = asked.checkpoint_every_s
+    if job.checkpoint is not None:
+        every_s = job.checkpoint.every_steps * median(each.step_time_s for each in layouts)
+    return replace(asked, state_bytes=state_bytes(job), checkpoint_every_s=every_s)
