@@ -23,7 +23,6 @@ from agent.driver.planning import (
     next_number,
     on_rung,
     plan_loss,
-    rung_for_nearer_deadline,
     same_plan,
 )
 from agent.driver.progress import Amendment, LostTime, Progress, first_mirror, learned_from, state_of_end
@@ -49,8 +48,8 @@ from liver_core.handoff import (
     Stage,
     StoreAddress,
 )
-from liver_core.handoff.ladder import weigh
-from liver_core.handoff.proposer import ProposerState
+from liver_core.handoff.ladder import rung_for_nearer_deadline, weigh
+from liver_core.handoff.proposer import SILENT_IS_LOST, ProposerState
 from liver_core.handoff.proposer_events import (
     Amend,
     Cancel,
@@ -228,14 +227,14 @@ class Lead:
             return
         now = self._node.now()
         proposal = self._proposer.record.proposal
-        if proposal is not None and self._proposer.state is ProposerState.PREPARING:
+        if proposal is not None and self._proposer.state in SILENT_IS_LOST:
             source = proposal.source.members if proposal.source is not None else ()
             for member in dict.fromkeys((*source, *proposal.members)):
                 since = unreachable.get(member.node_id)
                 if since is not None and now - since > PEER_LOST_S:
                     text = f"the agent of {member.node_id} has not been reached for {now - since:.0f} s"
                     cause = FailureCause(FailedPart.NODE)
-                    await self._feed(MemberLost(member, Reason(text, "prepare", cause=cause)))
+                    await self._feed(MemberLost(member, Reason(text, str(self._proposer.state), cause=cause)))
         await self._feed(Tick())
 
     async def close(self) -> None:

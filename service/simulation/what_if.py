@@ -1,15 +1,18 @@
 """What a job would have done on a trace of capacity: the one call of the terminal and of the service. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from agent.protocol.jobfile import JobFile
 from service.planner.change_cost import ChangeCost, shipped_cost, state_bytes
 from service.planner.weighing.policy_question import knobs_of
 from service.policy.price_book import PriceSteps, constant, read_prices
-from service.policy.types import Goal, PolicyKnobs
+from service.policy.types import Candidate, Goal, PolicyKnobs
 from service.simulation.comparing import Comparison, compare
 from service.simulation.job_layouts import candidates_of
+from service.simulation.machines.change_times import ChangeTimes
 from service.simulation.replay_setup import ReplaySetup
 from service.simulation.traces import CapacityTrace
 
@@ -23,8 +26,9 @@ SETUP = ReplaySetup(notice_s=120.0, unannounced_share=0.05, acquire_s=120.0, cou
 class WhatIf:
     """What is asked. `slots_per_node`: GPUs of a node; `change_s`: training time that a change loses, None: by `cost`
     and the size of the job's state; `usd_per_mtok`: what a million tokens is worth, None: as the job says, else by
-    on-demand prices; `acquire_s`, `spares_max`, `gain_min`: in place of what the job's own policy says;
-    `measured`: the seconds of a step by layout, of layouts in which the job has run."""
+    on-demand prices; `acquire_s`, `spares_max`, `gain_min`: in place of what the job's own policy says; `measured`: the
+    seconds of a step by layout, of layouts in which the job has run. `times`: of the parts of a change, where the
+    product's machines are to carry every one; the job's state and checkpoints are put in."""
 
     setup: ReplaySetup = SETUP
     slots_per_node: int = 1
@@ -36,6 +40,7 @@ class WhatIf:
     spares_max: int | None = None
     gain_min: float | None = None
     measured: tuple[tuple[str, float], ...] = ()
+    times: ChangeTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +82,9 @@ def what_if(job: JobFile, trace: CapacityTrace, asked: WhatIf) -> WhatIfAnswer:
     if not layouts:
         limits = f"nodes.min {job.nodes.min} to nodes.max {job.nodes.max}"
         raise ValueError(f"no layout of the job fits {limits} of {asked.slots_per_node} slots")
+    times = None if asked.times is None else _times_of(job, asked.times, layouts)
     setup, goal, knobs = by_own_policy(job, asked)
-    found = compare(trace, layouts, setup=setup, goal=goal, knobs=knobs)
+    found = compare(trace, layouts, setup=setup, goal=goal, knobs=knobs, times=times)
     is_guess = asked.change_s is None and cost.is_extrapolated(state_bytes(job))
     return WhatIfAnswer(
         found, layouts[0].change_s, "the request" if asked.change_s is not None else cost.source, is_guess
@@ -98,3 +104,11 @@ def by_own_policy(job: JobFile, asked: WhatIf) -> tuple[ReplaySetup, Goal, Polic
     worth = policy.usd_per_mtok if policy is not None else None
     setup = replace(asked.setup, acquire_s=own if asked.acquire_s is None else asked.acquire_s)
     return setup, Goal(usd_per_mtok=worth if asked.usd_per_mtok is None else asked.usd_per_mtok), knobs
+
+
+def _times_of(job: JobFile, asked: ChangeTimes, layouts: Sequence[Candidate]) -> ChangeTimes:
+    """For the job's state and, where its file says so, for as often as it writes checkpoints in a usual step."""
+    every_s = asked.checkpoint_every_s
+    if job.checkpoint is not None:
+        every_s = job.checkpoint.every_steps * median(each.step_time_s for each in layouts)
+    return replace(asked, state_bytes=state_bytes(job), checkpoint_every_s=every_s)

@@ -1,7 +1,7 @@
 """`liver simulate`: a capacity trace replayed under LiveR's policy and others, without a service."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -37,6 +37,12 @@ Acquire = Annotated[
         show_default="by the job, else 120",
     ),
 ]
+Value = Annotated[
+    float | None,
+    typer.Option(
+        "--usd-per-mtok", min=0, help="What a million tokens is worth.", show_default="by the job, else on-demand"
+    ),
+]
 
 
 def simulate(
@@ -57,15 +63,14 @@ def simulate(
     unannounced: Annotated[float, typer.Option(min=0, max=1, help="Share of losses without notice.")] = 0.05,
     acquire_s: Acquire = None,
     gang: Annotated[int, typer.Option(min=0, max=10_000, help="Nodes without which the job does not run.")] = 0,
-    value: Annotated[
-        float | None,
-        typer.Option(
-            "--usd-per-mtok", min=0, help="What a million tokens is worth.", show_default="by the job, else on-demand"
-        ),
-    ] = None,
+    value: Value = None,
     report: Annotated[
         Path | None, typer.Option(help="Report of make bench-handoff to fit the cost of a change on.", metavar="FILE")
     ] = None,
+    machines: Annotated[
+        bool,
+        typer.Option("--machines", help="The product's machines carry every change; see docs/policy.md."),
+    ] = False,
     html: Annotated[Path | None, typer.Option("--html", help="Write a page with plots.", metavar="OUT")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -75,6 +80,7 @@ def simulate(
 
     Goodput is the share of a free ideal that changes at no cost.
     """
+    from service.simulation.machines.change_times import ChangeTimes
     from service.simulation.replay_setup import ReplaySetup
     from service.simulation.what_if import SETUP, WhatIf
 
@@ -88,14 +94,12 @@ def simulate(
         counts_steps=True,
         gang=gang,
     )
-    asked = WhatIf(setup, slots, device, change_s, _read_cost(report), value, acquire_s)
+    times = ChangeTimes() if machines else None
+    asked = WhatIf(setup, slots, device, change_s, _read_cost(report), value, acquire_s, times=times)
     answer = _answered(trace_file, read_job_file(job_file), asked)
     if html is not None:
         _write(html, answer.comparison)
-    if as_json:
-        print_json(answer.facts())
-    else:
-        _show(answer)
+    print_json(answer.facts()) if as_json else _show(answer)
 
 
 def _write(path: Path, found: "Comparison") -> None:
@@ -156,8 +160,18 @@ def _show(answer: "WhatIfAnswer") -> None:
             ("short of the victim oracle", f"{facts['regret_victim_oracle']:.3%}"),
             ("tokens lost by", ", ".join(lost)),
             ("cost of a change", f"{seconds(answer.lost_s)}, {how} {answer.lost_s_source}"),
+            *_enacted(facts),
         ]
     )
+
+
+def _enacted(facts: "dict[str, Any]") -> list[tuple[str, str]]:
+    """What the machines did under LiveR's policy, where they carried the changes."""
+    if not facts["enacted"]:
+        return []
+    done = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in facts["enacted"].items() if count)
+    rows = [("enacted", done), ("handoffs refused", str(facts["handoffs_refused"]))]
+    return [*rows, ("gave up", facts["gave_up"])] if facts["gave_up"] else rows
 
 
 def _read_cost(path: Path | None) -> "ChangeCost":

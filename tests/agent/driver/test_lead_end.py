@@ -17,6 +17,7 @@ from agent.protocol.values import HandoffState
 from liver_core.handoff import Prefer, Reason, Rung
 from liver_core.handoff.participant_events import RankStage
 from liver_core.handoff.proposer import ProposerState
+from liver_core.layout import Member
 from tests.agent.driver.lead_scene import FOUR, START_S, TO_THE_END, Scene, all_say
 from tests.agent.stub_service import JOB_ID, StubService
 from tests.agent.waiting import fake_job
@@ -174,6 +175,27 @@ def test_an_agent_that_is_not_reached_for_long_ends_what_is_being_prepared_and_n
         permitted.now += 2 * PEER_LOST_S
         await permitted.lead.tick(away)
         assert permitted.state is ProposerState.PERMITTED
+
+    asyncio.run(run())
+
+
+def test_an_agent_that_is_gone_since_the_boundary_leaves_no_handoff_broken_that_all_others_have_dropped(
+    job: JobOrder,
+) -> None:
+    """Its last word was that it cuts over. Nobody tells more of it, and the job that trains on was started again."""
+
+    async def run() -> None:
+        now = Scene(job)
+        await now.notice(600.0, "d")
+        for stage in (RankStage.PREPARED, RankStage.READY, RankStage.CUTTING_OVER):
+            await now.deliver(stage)
+        del now.participants[Member("d", 0)]
+        now.sent = [(member, order) for member, order in now.sent if member.node_id != "d"]
+        await now.deliver(RankStage.ABORTED, reason=Reason("not all came", "barrier"))
+        assert now.state is ProposerState.ABORTING
+        await now.lead.tick({"d": now.now - PEER_LOST_S - 1.0})
+        assert now.state is ProposerState.IDLE
+        assert now.mirrors[-1].state is HandoffState.ABORTED
 
     asyncio.run(run())
 
