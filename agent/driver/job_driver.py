@@ -24,7 +24,7 @@ from agent.driver.planning import Pulse, lead_candidates
 from agent.driver.rank_host import STOP_GRACE_S, RankHost
 from agent.driver.spare_store import KEPT_BY, SpareStore
 from agent.journal import JournalError, Table
-from agent.link.step_leases import StepLeases, lease_for
+from agent.link.step_leases import StepLeases, answered_ago, lease_for
 from agent.peer.deaths import Deaths
 from agent.peer.peer_client import PeerUnreachable
 from agent.peer.peer_server import PeerRefused
@@ -448,8 +448,8 @@ class JobDriver:
             answer = await self._node.peers.status(self.job_id, node_id)
         except PeerUnreachable:
             return None
-        found = answer.get("service_heard_s")
-        return float(found) if isinstance(found, int | float) else math.inf
+        wanted = 0 if self.order is None else self.order.generation or 0
+        return answered_ago(answer, wanted=wanted)
 
     async def _reaches_service(self) -> bool:
         return await answer_of(self._node.service_url) is not Reached.NONE

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from agent.link.step_leases import ASK_SHARE, lease_for, may_go_on
+from agent.link.step_leases import ASK_SHARE, answered_ago, lease_for, may_go_on
 from agent.protocol.sync import LEASE_SHARE
 from liver_core.handoff import Order, ParticipantRecord, Reason, StoreAddress, generations, start_order
 from liver_core.handoff.generations import StartWait
@@ -237,7 +237,9 @@ class Starts:
         now, recent_s = sim.clock.now, ASK_SHARE * LOST_AFTER_S
         until = agent.heard_at + LEASE_S
         if now - agent.heard_at > recent_s:
-            known = [now - other.heard_at for other in sim.agents.values() if self._answers(other, agent)]
+            own = 0 if agent.orders is None else agent.orders.generation
+            asked = [other for other in sim.agents.values() if self._answers(other, agent)]
+            known = [answered_ago(_status(other, now), wanted=own) for other in asked]
             reaches = bool(known) or not self.cut_off.get(agent.member, False)
             if may_go_on(is_there=any(ago <= recent_s for ago in known), reaches_anybody=reaches):
                 until = now + EXTENDED_S
@@ -307,6 +309,12 @@ def _is_over(record: ParticipantRecord, world: Roster) -> bool:
 def _has_lost(record: ParticipantRecord, generation: int) -> bool:
     """Whether the record shows that its member's rank of this start is gone."""
     return record.highest_generation >= generation and record.active is None
+
+
+def _status(agent: SimAgent, now: float) -> dict[str, float | int | None]:
+    """What an agent tells others of itself."""
+    active = agent.participant.record.active
+    return {"service_heard_s": now - agent.heard_at, "active_generation": active and active.generation}
 
 
 def consider(agent: SimAgent, order: Order | None) -> None:

@@ -62,6 +62,17 @@ def test_with_the_machines_the_answer_says_which_handoffs_and_restarts_there_wer
     assert "enacted" not in run(tmp_path).stdout
 
 
+def test_the_policy_of_the_job_file_is_followed_but_for_what_is_asked(tmp_path) -> None:
+    """Its tokens are worth less than any node costs."""
+    own = JOB + "policy: {usd_per_mtok: 0.000001}\n"
+    rich = ("--usd-per-mtok", "3000")
+    plain, poor, asked = (
+        json.loads(run(tmp_path, "--json", "--change", "2", *more, job=job).stdout)["tokens"]
+        for job, more in ((JOB, rich), (own, ()), (own, rich))
+    )
+    assert poor == 0 and asked == plain > 0
+
+
 @pytest.mark.parametrize(
     ("given", "rule"),
     [
