@@ -27,6 +27,22 @@ POLICIES = (
     Column("USD PER M TOKENS", right=True),
     Column("CHANGES", right=True),
 )
+Acquire = Annotated[
+    float | None,
+    typer.Option(
+        "--acquire",
+        min=0,
+        max=86_400,
+        help="Seconds to get a node back that was given back.",
+        show_default="by the job, else 120",
+    ),
+]
+Value = Annotated[
+    float | None,
+    typer.Option(
+        "--usd-per-mtok", min=0, help="What a million tokens is worth.", show_default="by the job, else on-demand"
+    ),
+]
 
 
 def simulate(
@@ -45,14 +61,9 @@ def simulate(
     ] = None,
     notice_s: Annotated[float, typer.Option("--notice", min=0, max=3_600, help="Seconds of notice.")] = 120.0,
     unannounced: Annotated[float, typer.Option(min=0, max=1, help="Share of losses without notice.")] = 0.05,
-    acquire_s: Annotated[
-        float, typer.Option("--acquire", min=0, max=86_400, help="Seconds to get a node back that was given back.")
-    ] = 120.0,
+    acquire_s: Acquire = None,
     gang: Annotated[int, typer.Option(min=0, max=10_000, help="Nodes without which the job does not run.")] = 0,
-    value: Annotated[
-        float | None,
-        typer.Option("--usd-per-mtok", min=0, help="What a million tokens is worth.", show_default="by on-demand"),
-    ] = None,
+    value: Value = None,
     report: Annotated[
         Path | None, typer.Option(help="Report of make bench-handoff to fit the cost of a change on.", metavar="FILE")
     ] = None,
@@ -65,11 +76,13 @@ def simulate(
 ) -> None:
     """Replay a trace of spot capacity: goodput, dollars per token, and the distance to what could have been had.
 
-    Step times are predicted from the job file. Goodput is the share of a free ideal that changes at no cost.
+    Step times are predicted from the job file, whose policy is followed.
+
+    Goodput is the share of a free ideal that changes at no cost.
     """
     from service.simulation.machines.change_times import ChangeTimes
     from service.simulation.replay_setup import ReplaySetup
-    from service.simulation.what_if import WhatIf
+    from service.simulation.what_if import SETUP, WhatIf
 
     spot, on_demand = _read_prices(prices)
     setup = ReplaySetup(
@@ -77,12 +90,12 @@ def simulate(
         prices=spot,
         notice_s=notice_s,
         unannounced_share=unannounced,
-        acquire_s=acquire_s,
+        acquire_s=SETUP.acquire_s,
         counts_steps=True,
         gang=gang,
     )
     times = ChangeTimes() if machines else None
-    asked = WhatIf(setup, slots, device, change_s, _read_cost(report), value, times=times)
+    asked = WhatIf(setup, slots, device, change_s, _read_cost(report), value, acquire_s, times=times)
     answer = _answered(trace_file, read_job_file(job_file), asked)
     if html is not None:
         _write(html, answer.comparison)
