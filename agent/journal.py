@@ -17,8 +17,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-FORMAT = 2
-"""Of what the records hold. Raised when an older agent wrote something else under the same names."""
+FORMAT = 3
+"""Of what the records hold. Raised when an older agent wrote something else under the same names, and with the version
+of the protocol: records hold orders, and name ranks that speak it."""
 FORMAT_KEY = "version"
 LINE_BYTES_MAX = 8 * 1024 * 1024
 COMPACT_ABOVE_LINES = 512

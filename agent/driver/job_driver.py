@@ -24,7 +24,7 @@ from agent.driver.planning import Pulse, lead_candidates
 from agent.driver.rank_host import STOP_GRACE_S, RankHost
 from agent.driver.spare_store import KEPT_BY, SpareStore
 from agent.journal import JournalError, Table
-from agent.link.step_leases import StepLeases
+from agent.link.step_leases import StepLeases, answered_ago, lease_for
 from agent.peer.deaths import Deaths
 from agent.peer.peer_client import PeerUnreachable
 from agent.peer.peer_server import PeerRefused
@@ -436,20 +436,20 @@ class JobDriver:
     # Step leases.
 
     async def _give_leases(self, until: float) -> None:
-        """To every rank here, but not to those of a world that the service has replaced."""
-        order = self.order
-        newest = order.generation if order is not None and order.generation is not None else 0
+        order, how = self.order, {"until": until, "at": time.monotonic(), "now": self._node.now()}
+        wanted = (order.generation if order is not None else None) or 0
+        steps_from = order.steps_from_utc.timestamp() if order is not None and order.steps_from_utc else None
         for slot, state in self._host.states().items():
-            if state.generation >= newest:
-                await self._host.give(slot, StepLease(until_s=until))
+            if (lease := lease_for(state.generation, wanted=wanted, steps_from=steps_from, **how)) is not None:
+                await self._host.give(slot, StepLease(until_s=lease))
 
     async def _heard_ago(self, node_id: str) -> float | None:
         try:
             answer = await self._node.peers.status(self.job_id, node_id)
         except PeerUnreachable:
             return None
-        found = answer.get("service_heard_s")
-        return float(found) if isinstance(found, int | float) else math.inf
+        wanted = 0 if self.order is None else self.order.generation or 0
+        return answered_ago(answer, wanted=wanted)
 
     async def _reaches_service(self) -> bool:
         return await answer_of(self._node.service_url) is not Reached.NONE

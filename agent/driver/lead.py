@@ -23,15 +23,14 @@ from agent.driver.planning import (
     next_number,
     on_rung,
     plan_loss,
-    rung_for_nearer_deadline,
     same_plan,
 )
-from agent.driver.progress import Amendment, LostTime, Progress, first_mirror, learned_from
+from agent.driver.progress import Amendment, LostTime, Progress, first_mirror, learned_from, state_of_end
 from agent.journal import Table
 from agent.protocol.notice_life import is_open
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffDeclined, HandoffMirror, HandoffOrder, JobOrder
-from agent.protocol.values import HandoffCause, HandoffState, utc
+from agent.protocol.values import HandoffCause, utc
 from agent.supervisor.records import StoreKey
 from agent.supervisor.stores import StoreError
 from liver_core.handoff import (
@@ -49,8 +48,8 @@ from liver_core.handoff import (
     Stage,
     StoreAddress,
 )
-from liver_core.handoff.ladder import weigh
-from liver_core.handoff.proposer import ProposerState
+from liver_core.handoff.ladder import rung_for_nearer_deadline, weigh
+from liver_core.handoff.proposer import SILENT_IS_LOST, ProposerState
 from liver_core.handoff.proposer_events import (
     Amend,
     Cancel,
@@ -83,7 +82,6 @@ Leaving = dict[str, tuple[float, float]]
 """Each node that will go: when its notice was heard, and by when its state must be elsewhere."""
 
 _log = logging.getLogger(__name__)
-_ENDED_STATES = {Stage.ACTIVE: HandoffState.ACTIVE, Stage.ABORTED: HandoffState.ABORTED}
 
 
 class Lead:
@@ -129,7 +127,8 @@ class Lead:
         if record is not None:
             self._proposer = self._new_proposer(from_json(ProposerRecord, record))
         proposal = self._proposer.record.proposal
-        self.mirrors.restore(self._job_id, proposal.handoff_id if proposal is not None else None)
+        ended = self._proposer.record.ended
+        self.mirrors.restore(self._job_id, proposal.handoff_id if proposal is not None else None, ended)
 
     @property
     def is_idle(self) -> bool:
@@ -228,14 +227,14 @@ class Lead:
             return
         now = self._node.now()
         proposal = self._proposer.record.proposal
-        if proposal is not None and self._proposer.state is ProposerState.PREPARING:
+        if proposal is not None and self._proposer.state in SILENT_IS_LOST:
             source = proposal.source.members if proposal.source is not None else ()
             for member in dict.fromkeys((*source, *proposal.members)):
                 since = unreachable.get(member.node_id)
                 if since is not None and now - since > PEER_LOST_S:
                     text = f"the agent of {member.node_id} has not been reached for {now - since:.0f} s"
                     cause = FailureCause(FailedPart.NODE)
-                    await self._feed(MemberLost(member, Reason(text, "prepare", cause=cause)))
+                    await self._feed(MemberLost(member, Reason(text, str(self._proposer.state), cause=cause)))
         await self._feed(Tick())
 
     async def close(self) -> None:
@@ -472,8 +471,7 @@ class Lead:
         if ended.stage is Stage.ACTIVE:
             progress.marks.setdefault("retired", self._node.now())
         self._learned = learned_from(progress, self._learned, ended)
-        state = _ENDED_STATES.get(ended.stage, HandoffState.BROKEN)
-        await self.mirrors.say_ended(ended.handoff_id, progress, state, str(ended.stage))
+        await self.mirrors.say_ended(ended.handoff_id, progress, state_of_end(ended), str(ended.stage))
 
     def _say(self, text: str, *, about: str = "") -> None:
         """Show it, and log it if it is news. `about`: what must differ then, where numbers in the text always do."""

@@ -4,11 +4,12 @@ Each news makes a new mirror, which waits for the service in the outbox and is k
 """
 
 import asyncio
+from collections.abc import Iterable
 from uuid import UUID
 
 from agent.driver.journal_records import keep_mirror
 from agent.driver.node_context import Node
-from agent.driver.progress import Progress, cost_of, from_mirror
+from agent.driver.progress import ENDS, Progress, cost_of, from_mirror, state_of_end, untold_ends
 from agent.journal import Table
 from agent.link.relay import Relay
 from agent.peer.peer_client import PeerUnreachable
@@ -16,6 +17,7 @@ from agent.protocol.peer import FactsBody
 from agent.protocol.sync import HandoffMirror
 from agent.protocol.values import HandoffState
 from liver_core.handoff import HandoffId, MeasuredCost, ProposerRecord
+from liver_core.handoff.proposer_events import HandoffEnded
 from liver_core.handoff.rung_costs import newest
 
 ENDED_MAX = 8
@@ -51,8 +53,8 @@ class Mirrors:
         """What handoffs that were led here cost, newest last."""
         return newest(self._costs.values())
 
-    def restore(self, job_id: str, open_id: HandoffId | None) -> None:
-        """What the journal kept is sent again."""
+    def restore(self, job_id: str, open_id: HandoffId | None, ended: Iterable[HandoffEnded] = ()) -> None:
+        """What the journal kept is sent again, and what had `ended` before the agent could tell it is told."""
         kept = [HandoffMirror.model_validate(data, strict=False) for _, data in self._node.journal.items(Table.HANDOFF)]
         for mirror in sorted(kept, key=lambda each: each.opened_utc):
             if mirror.job_id != job_id:
@@ -61,6 +63,17 @@ class Mirrors:
             self._learn(mirror)
             if str(mirror.handoff_id) == open_id:
                 self.progress = from_mirror(mirror)
+        mine = {str(each.handoff_id): each for each in kept if self._is_mine(each, job_id)}
+        unfinished = [name for name, mirror in mine.items() if mirror.stage not in ENDS]
+        for end in untold_ends(unfinished, ended, open_id=open_id):
+            progress = from_mirror(mine[end.handoff_id])
+            progress.take_end(end)
+            # On disk it stays as it was: if the agent is killed again, it tells the same again.
+            mirror = progress.next_mirror(state_of_end(end), str(end.stage), self._node.now())
+            self._node.outbox.put_handoff(mirror)
+
+    def _is_mine(self, mirror: HandoffMirror, job_id: str) -> bool:
+        return mirror.job_id == job_id and mirror.proposer == self._node.node_id
 
     def find(self, handoff_id: HandoffId) -> Progress | None:
         """The open handoff or one of those that ended last, if it was led here."""

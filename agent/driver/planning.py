@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from agent.protocol.jobfile import ModelShape
 from agent.protocol.sync import JobOrder
 from agent.protocol.values import HandoffCause
-from liver_core.handoff import CutoverDeadlines, LadderInputs, Proposal, Rung, RungChoice, RungCost, choose_rung
+from liver_core.handoff import CutoverDeadlines, LadderInputs, Proposal, Rung, RungChoice, RungCost
 from liver_core.handoff.generations import next_handoff, start_of
-from liver_core.handoff.ladder import copy_s
+from liver_core.handoff.ladder import cutover_deadlines
 from liver_core.layout import Member, ParallelLayout, Roster
 from liver_core.reshard import seat
 
@@ -21,14 +21,6 @@ much of the time that is left. Only the loss of several nodes is: of each node a
 and where it has not, it does not know this world yet."""
 BYTES_PER_PARAMETER = 12
 """An fp32 master and two fp32 moments: what travels, by decision D7."""
-BUILD_LEAST_S, BUILD_MOST_S, BUILD_TIMES = 60.0, 180.0, 6.0
-"""How long a rescue may build its next world, once nothing but the checkpoint is left beside it: several times what is
-expected."""
-PAUSE_LEAST_S, PAUSE_MOST_S, PAUSE_TIMES = 20.0, 120.0, 4.0
-"""How long after the boundary a target may take to hold and certify the state, beyond PAUSE_LEAST_S several times what
-copying all of it and a step take; a longer one is worth no more than a restart."""
-SOURCE_WAITS, STORE_WAITS = 1.5, 3.0
-"""A source waits for the decision, and everybody for the store, so many times as long as a target."""
 UNHURRIED_MOST_S, UNHURRIED_TIMES = 3_600.0, 3.0
 """Where nothing presses a handoff may take so many times what its rung is estimated to need."""
 BANDWIDTH_GUESS_BYTES_PER_S, PREPARE_GUESS_S, ENDPOINTS_GUESS_S = 500e6, 5.0, 1.0
@@ -191,30 +183,6 @@ def same_plan(current: Proposal, leaving: frozenset[str], deadline_utc: float, n
     assert current.source is not None, "what has no source is no answer to a notice"
     plan = Plan(current.layout, current.members, current.plan_digest, "as it is open")
     return Intent(current.handoff_id, HandoffCause.NOTICE, plan, current.source, leaving, deadline_utc, notice_at)
-
-
-def rung_for_nearer_deadline(inputs: LadderInputs, rung: Rung, *, spent_s: float) -> tuple[Rung, str]:
-    """The rung of an open handoff whose deadline has come nearer, and why it is another one, empty where it is not.
-
-    What was prepared for `spent_s` is kept, and ranks take the next rung by themselves. But only a rescue can do
-    without what is not prepared yet.
-    """
-    choice = choose_rung(replace(inputs, prepare_s=max(0.0, inputs.prepare_s - spent_s)))
-    if choice.rung is not Rung.RESCUE or rung is Rung.RESCUE:
-        return rung, ""
-    return choice.rung, f"; {choice.reason}"
-
-
-def cutover_deadlines(inputs: LadderInputs) -> CutoverDeadlines:
-    """Limits that grow with the state and with the step, which the next world's ranks end in the pause.
-
-    They are for a copy of everything on any rung: ranks that cannot stream copy in the pause without asking anybody. A
-    rescue gets `build_s` to build the next world and to fill it from what survivors hold.
-    """
-    copied_s = copy_s(inputs.bytes_to_move, inputs.bandwidth_bytes_per_s)
-    target_s = min(PAUSE_MOST_S, PAUSE_LEAST_S + PAUSE_TIMES * (copied_s + inputs.step_s))
-    build_s = min(BUILD_MOST_S, max(BUILD_LEAST_S, BUILD_TIMES * (inputs.prepare_s + copied_s)))
-    return CutoverDeadlines(target_s, SOURCE_WAITS * target_s, STORE_WAITS * target_s, build_s)
 
 
 def on_rung(

@@ -4,7 +4,7 @@ Pure: moments come in as seconds since 1970. Every change makes a new mirror wit
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
@@ -18,6 +18,7 @@ from agent.protocol.values import HandoffState, utc
 from liver_core.handoff import (
     CostParts,
     Decision,
+    HandoffId,
     MeasuredCost,
     Phase,
     PreparePhase,
@@ -302,6 +303,31 @@ class Progress:
         if self.notice_at is None or mark not in self.marks:
             return None
         return max(0.0, self.marks[mark] - self.notice_at)
+
+
+ENDS = frozenset(str(stage) for stage in (Stage.ACTIVE, Stage.ABORTED, Stage.BROKEN))
+"""What the newest mirror of a handoff that has ended has as its stage."""
+NOT_OPENED = Reason("the agent that led it was killed before it had opened it", "open")
+
+
+def state_of_end(ended: HandoffEnded) -> HandoffState:
+    """The state of a handoff that ended so."""
+    ends = {Stage.ACTIVE: HandoffState.ACTIVE, Stage.ABORTED: HandoffState.ABORTED}
+    return ends.get(ended.stage, HandoffState.BROKEN)
+
+
+def untold_ends(
+    unfinished: Iterable[str], ended: Iterable[HandoffEnded], *, open_id: str | None
+) -> tuple[HandoffEnded, ...]:
+    """What an agent that was killed has not told any more: how handoffs ended that it led. `unfinished`: those of which
+    the newest mirror tells no end; `ended` and `open_id`: what its proposer knows. One that the proposer does not know
+    was never opened: no order of it was sent."""
+    known = {item.handoff_id: item for item in ended}
+    return tuple(
+        known.get(HandoffId(name)) or HandoffEnded(HandoffId(name), 0, Stage.ABORTED, Decision.UNDECIDED, NOT_OPENED)
+        for name in unfinished
+        if name != open_id
+    )
 
 
 def first_mirror(intent: Intent, proposal: Proposal, generation: int, node_id: str, now: float) -> HandoffMirror:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent.journal import JournalError
 from agent.protocol.rank import PeerDied, StatusQuery, StepLease, WriteCheckpoint
 from agent.protocol.secret_values import SecretError
 from agent.protocol.values import Message
@@ -187,6 +188,13 @@ class RankHost:
             await self._supervisor.launch(launch.spec, launch.origin)
         except (ZygoteError, OSError, SecretError, GpuRefused) as error:
             failed = Reason(f"the rank could not be started: {error}", "start", launch.spec.rank)
+        except JournalError:
+            raise  # The agent ends.
+        except Exception as error:
+            # Whatever it is, a slot that waits for it would be busy for ever.
+            _log.exception("job %s slot %d: its rank could not be started", self._job_id, number)
+            text = f"the rank could not be started: {type(error).__name__}: {error}"
+            failed = Reason(text, "start", launch.spec.rank)
         slot.launching, slot.occupied = None, True
         if failed is not None:
             _log.warning("job %s slot %d: %s", self._job_id, number, failed.text)

@@ -20,6 +20,7 @@ from liver_core.steady_clock import Clock
 
 TIMEOUT_S = 2.0
 RETRY_S = 1.0
+CONNECTIONS_MAX = 256
 SILENT_TRIES = 3
 FRESH_S = 5.0
 CLOCKS_APART_S = 5.0
@@ -86,13 +87,16 @@ class PeerClient:
         keys_of: Callable[[str], Sequence[str]],
         *,
         timeout_s: float = TIMEOUT_S,
+        connections_max: int = CONNECTIONS_MAX,
         now: Clock = time.time,
     ) -> None:
         self._address_of, self._keys_of = address_of, keys_of
         self._now = now
         self._clocks: dict[str, PeerClock] = {}
         self._client = httpx.AsyncClient(
-            timeout=timeout_s, trust_env=False, limits=httpx.Limits(max_connections=256, keepalive_expiry=60.0)
+            timeout=timeout_s,
+            trust_env=False,
+            limits=httpx.Limits(max_connections=connections_max, keepalive_expiry=60.0),
         )
         self._newest: dict[tuple[str, str, str], Envelope] = {}
         self._tasks: dict[tuple[str, str, str], asyncio.Task[None]] = {}
@@ -194,6 +198,11 @@ class PeerClient:
         headers = sign(request, key, now=sent + clock.measured_s, nonce=nonce)
         try:
             response = await self._client.request(call.method, url + call.path, content=request.body, headers=headers)
+        except httpx.PoolTimeout:
+            # Nothing was sent: it says that this agent has too much to say at once, and nothing of the other one.
+            raise PeerUnreachable(
+                f"{call.node_id} at {url} was not called: all connections of this agent are in use"
+            ) from None
         except httpx.HTTPError as error:
             now = self._now()
             known = self._silences.get((call.job_id, call.node_id), Silence(now, now, 0))

@@ -459,6 +459,9 @@ class JobOrder(Message):
     lost_after_s: Seconds = Field(
         default=20.0, description="When no member is heard for so long, the job may be started elsewhere."
     )
+    steps_from_utc: Utc | None = Field(
+        default=None, description="Before, an older world may step on: ranks of this generation wait. Null: none can."
+    )
     reason: Text = ""
 
 

@@ -100,28 +100,16 @@ class Stores:
             return address
 
     async def retire(self, key: StoreKey) -> None:
-        """End the store; its generation is over. It is known here and on disk until it has ended, so that the next call
-        ends what an interrupted one has left."""
+        """End the store; its generation is over. It is known here and on disk until it has ended, and told to end from
+        the first call on: what an interrupted one has left ends by itself, or the next call ends it."""
         record = self._records.get(key)
-        if record is None or key in self._retiring:
+        if record is None:
             return
         self._retiring.add(key)
-        try:
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                send_signal(record.process, number)
-                try:
-                    async with asyncio.timeout(END_S):
-                        await wait_process_end(record.process)
-                    break
-                except TimeoutError:
-                    continue
-            _unlink(record)
-            await asyncio.to_thread(self._journal.delete, Table.STORE, str(key))
-            del self._records[key]
-            self._tasks.pop(key).cancel()
-            self._locks.pop(key, None)
-        finally:
-            self._retiring.discard(key)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            send_signal(record.process, number)
+            if (await asyncio.wait([self._tasks[key]], timeout=END_S))[0]:
+                return
 
     async def retire_all(self) -> None:
         """End every store of this node."""
@@ -139,14 +127,17 @@ class Stores:
         self._tasks[key] = asyncio.create_task(self._follow(key, record))
 
     async def _follow(self, key: StoreKey, record: StoreRecord) -> None:
+        """Wait until the store has ended, and forget it. It has died only if nobody has told it to end."""
         await wait_process_end(record.process)
-        if key in self._retiring or self._records.get(key) is not record:
-            return
-        del self._records[key], self._tasks[key]
-        self._died.add(key)
         _unlink(record)
+        if key not in self._retiring:
+            self._died.add(key)
         await asyncio.to_thread(self._journal.delete, Table.STORE, str(key))
-        self._on_exit(key)
+        del self._records[key], self._tasks[key]
+        if key in self._died:
+            self._on_exit(key)
+        self._retiring.discard(key)
+        self._locks.pop(key, None)
 
 
 def _unlink(record: StoreRecord) -> None:

@@ -7,6 +7,7 @@ start is greater than every handoff before it, and fences it.
 """
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 from liver_core.layout import Member
 
@@ -49,3 +50,29 @@ def unfenced(
         if not set(world) & set(target):
             waits |= dict.fromkeys(member.node_id for member in world if member.node_id in leased)
     return tuple(waits)
+
+
+@dataclass(frozen=True, slots=True)
+class StartWait:
+    """What a start waits for. `leased`: nodes that are not heard, and may hold step leases: it does not begin before
+    they are over. `steps_after_s`: how long its ranks wait, from its beginning on, before their first step, because an
+    older world is heard. That one learns of the start at once, but may be cut off just before."""
+
+    leased: tuple[str, ...]
+    steps_after_s: float
+
+
+def start_wait(
+    worlds: Collection[Collection[Member]],
+    *,
+    target: Collection[Member],
+    lost_sight_of: Iterable[tuple[str, float]],
+    lease_s: float,
+) -> StartWait:
+    """What a start on `target` waits for; `worlds` as for `unfenced`. `lost_sight_of`: nodes that are not heard, each
+    with the seconds since it last was; `lease_s`: what an answer of the service is worth."""
+    unheard = dict(lost_sight_of)
+    leased = [name for name, ago_s in unheard.items() if ago_s < lease_s]
+    heard = {member.node_id for world in worlds for member in world} - set(unheard)
+    is_heard = bool(unfenced(worlds, target=target, leased=heard))
+    return StartWait(unfenced(worlds, target=target, leased=leased), lease_s if is_heard else 0.0)

@@ -5,16 +5,24 @@ tried with the time that is left. It gives the reason for every rung that it rej
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
-from liver_core.handoff.messages import Rung
+from liver_core.handoff.messages import CutoverDeadlines, Rung
 
 BESIDE = frozenset({Rung.LIVE, Rung.DROP_STEP, Rung.STOP_AND_COPY, Rung.RESCUE})
 """The rungs that need memory for two worlds at once."""
 LAST_RESORT = "tried all the same, since nothing else fits"
 CERTIFY_STEPS = 2
 """How many steps ahead the version is announced at which both sides hash (handoff.md section 4)."""
+BUILD_LEAST_S, BUILD_MOST_S, BUILD_TIMES = 60.0, 180.0, 6.0
+"""How long a rescue may build its next world, once nothing but the checkpoint is left beside it: several times what is
+expected."""
+PAUSE_LEAST_S, PAUSE_MOST_S, PAUSE_TIMES = 20.0, 120.0, 4.0
+"""How long after the boundary a target may take to hold and certify the state, beyond PAUSE_LEAST_S several times what
+copying all of it and a step take; a longer one is worth no more than a restart."""
+SOURCE_WAITS, STORE_WAITS = 1.5, 3.0
+"""A source waits for the decision, and everybody for the store, so many times as long as a target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +118,30 @@ def weigh(rung: Rung, inputs: LadderInputs) -> Estimate:
     return Estimate(estimate.seconds, estimate.refusal or _late(inputs, estimate.seconds))
 
 
+def rung_for_nearer_deadline(inputs: LadderInputs, rung: Rung, *, spent_s: float) -> tuple[Rung, str]:
+    """The rung of an open handoff whose deadline has come nearer, and why it is another one, empty where it is not.
+
+    What was prepared for `spent_s` is kept, and ranks take the next rung by themselves. But only a rescue can do
+    without what is not prepared yet.
+    """
+    choice = choose_rung(replace(inputs, prepare_s=max(0.0, inputs.prepare_s - spent_s)))
+    if choice.rung is not Rung.RESCUE or rung is Rung.RESCUE:
+        return rung, ""
+    return choice.rung, f"; {choice.reason}"
+
+
+def cutover_deadlines(inputs: LadderInputs) -> CutoverDeadlines:
+    """Limits that grow with the state and with the step, which the next world's ranks end in the pause.
+
+    They are for a copy of everything on any rung: ranks that cannot stream copy in the pause without asking anybody. A
+    rescue gets `build_s` to build the next world and to fill it from what survivors hold.
+    """
+    copied_s = copy_s(inputs.bytes_to_move, inputs.bandwidth_bytes_per_s)
+    target_s = min(PAUSE_MOST_S, PAUSE_LEAST_S + PAUSE_TIMES * (copied_s + inputs.step_s))
+    build_s = min(BUILD_MOST_S, max(BUILD_LEAST_S, BUILD_TIMES * (inputs.prepare_s + copied_s)))
+    return CutoverDeadlines(target_s, SOURCE_WAITS * target_s, STORE_WAITS * target_s, build_s)
+
+
 def _needs(rung: Rung, inputs: LadderInputs) -> Estimate:
     estimate = _ESTIMATES[rung](inputs)
     return Estimate(estimate.seconds, _ruled_out(rung, inputs) or estimate.refusal)
@@ -157,7 +189,7 @@ def _without_room(rung: Rung, inputs: LadderInputs) -> str:
 
 def _live(inputs: LadderInputs) -> Estimate:
     """Build, converge and certify while training goes on. Then the next boundary, and the last step's gradients."""
-    stream = _stream(inputs)
+    stream = stream_estimate(inputs)
     if stream.refusal:
         return stream
     certified_s = inputs.prepare_s + stream.seconds + CERTIFY_STEPS * inputs.step_s
@@ -172,7 +204,7 @@ def _drop_step(inputs: LadderInputs) -> Estimate:
     A source publishes from the end of a part on, and a rank can become ready at any time in a part. No step is dropped
     if a copy at the boundary (the next rung) is in time.
     """
-    stream = _stream(inputs)
+    stream = stream_estimate(inputs)
     if stream.refusal:
         return stream
     if inputs.part_s is None:
@@ -223,7 +255,7 @@ _ESTIMATES: dict[Rung, Callable[[LadderInputs], Estimate]] = {
 """Least disturbing first."""
 
 
-def _stream(inputs: LadderInputs) -> Estimate:
+def stream_estimate(inputs: LadderInputs) -> Estimate:
     """Seconds until the copy has caught up with the steps done meanwhile.
 
     If copying takes c seconds in all, then t = c + (t / step_s) * follow_s, since t / step_s steps are done meanwhile.

@@ -32,8 +32,9 @@ from liver_core.layout.limits import (
     fitting,
 )
 
-PROTOCOL_VERSION = 3
-"""Of orders and reports, between agents, ranks and service. Raised when an old party could misread a new message."""
+PROTOCOL_VERSION = 4
+"""Of all that agents, ranks and service say to each other. Nobody takes a field that he does not know, so that it is
+raised with every change of fields or values, once between two releases."""
 
 HandoffId = NewType("HandoffId", str)
 """A UUID made by the proposer."""

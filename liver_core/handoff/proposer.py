@@ -49,6 +49,11 @@ class ProposerState(StrEnum):
     ABORTING = "aborting"
 
 
+SILENT_IS_LOST = (ProposerState.PREPARING, ProposerState.ABORTING)
+"""States in which a host feeds MemberLost for a member that it cannot reach. In the others, ranks have limits of their
+own and may go on without their agent; an abort after which all others have dropped what they had needs no word of it.
+"""
+
 _STATE_OF_PHASE = {
     Phase.PREPARE: ProposerState.PREPARING,
     Phase.PERMIT: ProposerState.PERMITTED,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from liver_core.handoff.messages import HandoffId, Reason
 from liver_core.handoff.ready_tag import NOTHING_WANTED, TAG_MAX, BoundaryPhase, pack, ready_tag
+from liver_core.state.checkpoint_files import LeaseStanding
 
 
 @dataclass(slots=True)
@@ -103,6 +104,11 @@ class BoundaryRequests:
         """Whether this rank holds a step lease now."""
         with self.changed:
             return time.monotonic() < self.leased_until
+
+    def standing(self) -> LeaseStanding:
+        """What decides whether a checkpoint of this world may be published now."""
+        with self.changed:
+            return LeaseStanding(time.monotonic() < self.leased_until, self.stored.stop is not None)
 
     def word(self) -> int:
         """The word that this rank shows at a boundary: its most urgent request, of stop, ready and checkpoint."""

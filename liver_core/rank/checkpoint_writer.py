@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from liver_core.device.threads import background
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.state.checkpoint import error_text, prune, snapshot, write
-from liver_core.state.checkpoint_files import ARGUMENTS
+from liver_core.state.checkpoint_files import ARGUMENTS, LeaseStanding
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,16 @@ class Writing:
 class CheckpointWriter:
     """Writes one checkpoint at a time in the background. Calls `done(path, step, seconds, asked)` on rank 0."""
 
-    def __init__(self, done: Callable[[str, int, float, int], None], failed: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        done: Callable[[str, int, float, int], None],
+        failed: Callable[[str, str], None],
+        standing: Callable[[], LeaseStanding],
+    ) -> None:
+        """`standing`: of this rank, as of now."""
         self._done = done
         self._failed = failed
+        self._standing = standing
         self._thread: threading.Thread | None = None
 
     def start(
@@ -66,9 +73,9 @@ class CheckpointWriter:
     def _write(self, sharded: dict[str, Any], small: dict[str, Any], writing: Writing) -> None:
         is_first = writing.group.rank() == 0
         try:
-            write(sharded, small, writing.path, writing.group, generation=writing.generation)
+            write(sharded, small, writing.path, writing.group, generation=writing.generation, standing=self._standing)
             if is_first:
-                prune(Path(writing.path).parent, writing.keep, generation=writing.generation)
+                prune(Path(writing.path), writing.keep, generation=writing.generation)
         except (Exception, CheckpointException) as error:
             # Training goes on without this checkpoint. The user gets the reason.
             self._failed(writing.path, error_text(error))

@@ -105,7 +105,7 @@ class RankLoop:
         self.retirement: Retirement | None = None
         self.progress = TrainingProgress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
         self.timings = Timings()
-        self.checkpoints = CheckpointWriter(listener.checkpointed, listener.checkpoint_failed)
+        self.checkpoints = CheckpointWriter(listener.checkpointed, listener.checkpoint_failed, self.requests.standing)
         self.metrics = StepMetrics(job, listener, event_files)
         self.after_step = AfterStep(
             job,

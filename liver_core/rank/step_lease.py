@@ -36,7 +36,7 @@ def await_lease(
     if found.may_step:
         return 0.0
     began = time.monotonic()
-    _log.warning("step %d is not applied yet: no agent of this world is heard, the job may start elsewhere", step)
+    _log.warning("step %d is not applied yet: no rank here has a step lease, another world of the job may step", step)
     while not found.may_step:
         if found.agreement is not None and found.agreement.phase is BoundaryPhase.STOP:
             text = f"{requests.stored.stop}; step {step} was not applied, since no agent of this world was heard"

@@ -11,7 +11,8 @@ import json
 import os
 import queue
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from torch.distributed.checkpoint.api import CheckpointException
 
-from liver_core.state.checkpoint_files import COMPLETE_FILE, SMALL_STATE_FILE
+from liver_core.state.checkpoint_files import COMPLETE_FILE, SMALL_STATE_FILE, LeaseStanding
 from liver_core.state.live_state import LiveState
 from liver_core.state.megatron_checkpoint import ANY_LAYOUT, CheckpointError, read_megatron_checkpoint
 from liver_core.state.megatron_optimizer import (
@@ -41,6 +42,9 @@ from liver_core.worlds.groups import default_group
 from liver_core.worlds.megatron import MegatronWorld
 
 PARTIAL = ".partial-"
+LEASE_AGAIN_S = 0.2
+LEASE_WAIT_S = 600.0
+"""As long as a world that nobody hears stands still before a step."""
 
 
 def _write_in_this_thread(transforms: Any, *rest: Any) -> None:
@@ -124,15 +128,23 @@ def _copied(value: Any) -> Any:
 
 
 def write(
-    sharded: dict[str, Any], small: Mapping[str, Any], path: str, group: dist.ProcessGroup, *, generation: int = 0
+    sharded: dict[str, Any],
+    small: Mapping[str, Any],
+    path: str,
+    group: dist.ProcessGroup,
+    *,
+    generation: int = 0,
+    standing: Callable[[], LeaseStanding] = lambda: LeaseStanding(has_lease=True, ends=False),
 ) -> None:
     """Write a snapshot to `path`, all ranks of `group` together. `path` is complete or absent, never partial.
 
-    Until it is complete it has the `generation` in its name: where nodes were cut off, a world that the service has
-    replaced may still train, and write the same step.
+    Until it is complete it has the `generation` in its name. It is published only while a rank of this world holds a
+    step lease by its `standing`: else the service may have started the job elsewhere, and what it has started may write
+    the same step or start from it.
 
     Safe in a background thread: `group` is this thread's default group during the call. Raises CheckpointError on all
-    ranks, and writes nothing, if a value on any of them is not finite.
+    ranks, and publishes nothing, if a value on any of them is not finite, if all of them are to end and hold no lease,
+    or if they get none for LEASE_WAIT_S.
     """
     target, partial = Path(path), Path(f"{path}{PARTIAL}{generation}")
     # Megatron's own queue spawns a manager process per rank, which imports everything again: 6 s and 236 MB.
@@ -144,11 +156,30 @@ def write(
             partial.mkdir(parents=True)
         dist.barrier(group=group)
         dist_checkpointing.save(sharded, str(partial))
+        _await_lease(path, group, standing)
         if group.rank() == 0:
             (partial / SMALL_STATE_FILE).write_text(json.dumps(small))
             shutil.rmtree(target, ignore_errors=True)
             os.replace(partial, target)
         dist.barrier(group=group)
+
+
+def _await_lease(path: str, group: dist.ProcessGroup, standing: Callable[[], LeaseStanding]) -> None:
+    """A collective of `group`: its ranks go on together or not at all."""
+    until = time.monotonic() + LEASE_WAIT_S
+    while True:
+        mine = standing()
+        goes_on = not mine.ends and time.monotonic() < until
+        shown = torch.tensor([int(mine.has_lease), int(goes_on)], dtype=torch.int64)
+        dist.all_reduce(shown, op=dist.ReduceOp.MAX, group=group)
+        is_leased, is_awaited = shown.tolist()
+        if is_leased:
+            return
+        if not is_awaited:
+            raise CheckpointError(
+                f"checkpoint {path}: not published, no agent of this world is heard, and the job may start elsewhere"
+            )
+        time.sleep(LEASE_AGAIN_S)
 
 
 def _check_finite(sharded: dict[str, Any], path: str, group: dist.ProcessGroup) -> None:
@@ -248,13 +279,16 @@ def _load_optimizer(optimizer: Any, loaded: dict[str, Any]) -> None:
                 values[name] = value.detach().clone()
 
 
-def prune(folder: Path, keep: int, *, generation: int = 0) -> None:
-    """Remove the oldest complete checkpoints beyond `keep`, and what `generation` and older ones left incomplete. Leave
-    everything that we did not write."""
+def prune(written: Path, keep: int, *, generation: int = 0) -> None:
+    """Remove the oldest complete checkpoints beyond the newest `keep` up to the one just `written`, and what
+    `generation` and older ones left incomplete. Leave everything that we did not write, and later steps: a world that
+    was replaced has written them, and this one will write them again."""
+    folder = written.parent
     for partial in folder.glob(f"step-*{PARTIAL}*"):
         number = partial.name.rpartition(PARTIAL)[2]
         if number.isdecimal() and int(number) <= generation:
             shutil.rmtree(partial, ignore_errors=True)
     complete = sorted(entry for entry in folder.glob("step-*") if (entry / SMALL_STATE_FILE).is_file())
+    complete = [entry for entry in complete if entry.name <= written.name]
     for old in complete[:-keep]:
         shutil.rmtree(old, ignore_errors=True)

@@ -47,14 +47,15 @@ class InstanceOut(BaseModel):
     paid_from: datetime | None = Field(description="From then on it is paid, and boots; null if not known.")
     paid_until: datetime | None
     released_at: datetime | None = Field(description="Since then it is none of ours; null while it is.")
-    request: RequestOut
+    request: RequestOut | None = Field(description="Null once it is kept no longer.")
 
     @classmethod
-    def of(cls, row: InstanceRow, request: RequestRow) -> "InstanceOut":
+    def of(cls, row: InstanceRow, request: RequestRow | None) -> "InstanceOut":
         """From its rows."""
         values = {name: getattr(row, name) for name in cls.model_fields if name != "request"}
-        asked = RequestOut(**{name: getattr(request, name) for name in RequestOut.model_fields})
-        return cls(**values, request=asked)
+        if request is None:
+            return cls(**values, request=None)
+        return cls(**values, request=RequestOut(**{name: getattr(request, name) for name in RequestOut.model_fields}))
 
 
 @router.get("", operation_id="list_instances", summary="List machines, newest first")
@@ -63,5 +64,5 @@ def list_all(
     pages: PagesOf,
     node_id: Annotated[NodeId | None, Query(description="Only of this node.")] = None,
 ) -> list[InstanceOut]:
-    """Each with the request that it came from. Today people start the machines."""
+    """Each with the request that it came from, as long as that is kept. Today people start the machines."""
     return [InstanceOut.of(*found) for found in list_instances(session, pages, node_id=node_id)]

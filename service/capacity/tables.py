@@ -28,6 +28,7 @@ class RequestRow(Base):
               postgresql_where="provider_id IS NOT NULL"),
         one_of("market", Market),
         Index("ix_capacity_requests_asked_by", "asked_by", "ended_at", postgresql_where="market IS NOT NULL"),
+        Index("ix_capacity_requests_ended", "ended_at", postgresql_where="ended_at IS NOT NULL"),
     )  # fmt: skip
 
     request_id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)
@@ -44,8 +45,9 @@ class RequestRow(Base):
 
 
 class InstanceRow(Base):
-    """One machine. `node_id`: the name of its node, null until its agent has reported. `paid_from`, `paid_until`: null
-    where not known; the machine boots from `paid_from` on. `released_at`: it is no machine of ours any more."""
+    """One machine. `request_id`: null once the request is kept no longer. `node_id`: the name of its node, null until
+    its agent has reported. `paid_from`, `paid_until`: null where not known; the machine boots from `paid_from` on.
+    `released_at`: it is no machine of ours any more."""
 
     __tablename__ = "instances"
     __table_args__ = (
@@ -59,7 +61,9 @@ class InstanceRow(Base):
     )  # fmt: skip
 
     instance_id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)
-    request_id: Mapped[int] = mapped_column(ForeignKey("capacity_requests.request_id"), index=True)
+    request_id: Mapped[int | None] = mapped_column(
+        ForeignKey("capacity_requests.request_id", ondelete="SET NULL"), index=True
+    )
     provider: Mapped[str]
     provider_id: Mapped[str | None] = mapped_column(default=None)
     zone: Mapped[str | None] = mapped_column(default=None)

@@ -22,7 +22,7 @@ KEPT_FOR = timedelta(hours=1)
 HAS_THEM, NOTHING_CAME = "the job has them, or wants them no longer", "nothing came in time"
 JOB_ENDED = "the job has ended"
 # The condition on `market` is that of a partial index: requests that people made are not read.
-_END = text(
+_END_ALL = text(
     """
     UPDATE capacity_requests SET ended_at = greatest(asked_at, :now), end_reason = :reason
      WHERE request_id = ANY (ARRAY (
@@ -53,12 +53,12 @@ def store_wants(session: Session, job_id: str, wants: Sequence[PoolWant], *, acq
     for row in session.scalars(open_rows.with_for_update()):
         missing = wanted.pop((row.pool, row.place, row.market or ""), 0)
         if not missing:
-            row.ended_at, row.end_reason = now, HAS_THEM
+            _end(row, HAS_THEM, now=now)
         elif missing < row.machines:
             # Some came: the others may too.
             row.machines, row.asked_at = missing, now
         elif row.market == Market.SPOT and now - row.asked_at >= patience:
-            row.ended_at, row.end_reason = now, NOTHING_CAME
+            _end(row, NOTHING_CAME, now=now)
         else:
             row.machines = missing
     for (pool, place, market), missing in wanted.items():
@@ -74,7 +74,7 @@ def end_and_drop(session: Session, *, now: datetime, most: int) -> int:
     """End the requests of jobs that have ended, however they did, or are gone. Drop those that ended long ago and that
     no machine came from; returns how many. At most `most` of each; one that a job is changing is left for later."""
     connection = session.connection()
-    connection.execute(_END, {"asker": _asked_by(""), "reason": JOB_ENDED, "now": now, "most": most})
+    connection.execute(_END_ALL, {"asker": _asked_by(""), "reason": JOB_ENDED, "now": now, "most": most})
     return connection.execute(_DROP, {"before": now - KEPT_FOR, "most": most}).rowcount
 
 
@@ -86,6 +86,11 @@ def short_pools(session: Session, job_id: str, pools: Collection[str], *, now: d
         RequestRow.ended_at > now - SHORT_FOR,
     )
     return frozenset(session.scalars(rows)) & frozenset(pools)
+
+
+def _end(row: RequestRow, reason: str, *, now: datetime) -> None:
+    # Another replica may have asked, and its reading of the database's clock may be a little ahead of this one's.
+    row.ended_at, row.end_reason = max(row.asked_at, now), reason
 
 
 def _of_policy(job_id: str) -> tuple[ColumnElement[bool], ...]:

@@ -28,9 +28,20 @@ Unannounced = Annotated[
     float | None, typer.Option(min=0, max=1, help="Share of losses without notice.", show_default="0.05")
 ]
 Acquire = Annotated[
-    float | None, typer.Option("--acquire", min=0, max=86_400, help="Seconds to get a node back.", show_default="120")
+    float | None,
+    typer.Option(
+        "--acquire", min=0, max=86_400, help="Seconds to get a node back.", show_default="by the job, else 120"
+    ),
 ]
-Spares = Annotated[int | None, typer.Option(min=0, max=64, help="Nodes held beyond those used.", show_default="4")]
+Spares = Annotated[
+    int | None, typer.Option(min=0, max=64, help="Nodes held beyond those used.", show_default="by the job, else 4")
+]
+Gain = Annotated[
+    float | None,
+    typer.Option(
+        "--gain", min=0, max=10, help="Share by which another choice must be better.", show_default="by the job, else 0"
+    ),
+]
 Value = Annotated[
     float | None,
     typer.Option("--usd-per-mtok", min=0, help="What a million tokens is worth.", show_default="by the job"),
@@ -57,6 +68,7 @@ def what_if(
     unannounced: Unannounced = None,
     acquire_s: Acquire = None,
     spares: Spares = None,
+    gain: Gain = None,
     value: Value = None,
     service_url: ServiceUrl = DEFAULT_URL,
     token_file: TokenFile = None,
@@ -64,7 +76,9 @@ def what_if(
 ) -> None:
     """Replay a trace of capacity with a job of the service: what it would have made and cost, and under other policies.
 
-    Steps are as the job has made them, or else predicted. Goodput is the share of a free ideal that changes at no cost.
+    Steps are as the job has made them, or else predicted; the policy is that of its file.
+
+    Goodput is the share of a free ideal that changes at no cost.
     """
     client = connect(service_url, token_file)
     knobs = {
@@ -75,6 +89,7 @@ def what_if(
         "unannounced_share": unannounced,
         "acquire_s": acquire_s,
         "spares_max": spares,
+        "gain_min": gain,
         "usd_per_mtok": value,
     }
     asked: dict[str, Any] = {

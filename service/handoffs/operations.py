@@ -13,7 +13,7 @@ from agent.protocol.sync import HandoffDeclined, HandoffMirror
 from agent.protocol.values import HandoffCause, HandoffState
 from liver_core.handoff import RankStage, Reason, Rung
 from liver_core.layout import to_json
-from service.handoffs.rules import Copy, is_newer, is_open, orders_differ, why_opened
+from service.handoffs.rules import Copy, is_open, orders_differ, replaces, why_opened
 from service.handoffs.tables import DECLINED, HandoffRow
 from service.jobs.causes import (
     FIRST_CAUSE_WITHIN_S,
@@ -119,13 +119,14 @@ def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
     row = session.get(HandoffRow, mirror.handoff_id, with_for_update={"key_share": True}, populate_existing=True)
     if row is not None and row.job_id != job.job_id:
         return Mirrored(f"handoff {mirror.handoff_id} belongs to another job")
-    # A handoff that was dropped here before it had a generation counts as unknown: agents may still drive it.
-    known = row is not None and (row.generation is not None or row.state != HandoffState.ABORTED)
     new, old = Copy(mirror.state, mirror.plan_revision, mirror.mirror_seq), None
-    if row is not None and known:
+    if row is not None:
         old = Copy(HandoffState(row.state), row.plan_revision, row.mirror_seq)
-        if not is_newer(new, old) or _is_over(row, job, new):
+        has_number = row.generation is not None
+        if not replaces(new, old, has_number=has_number) or (has_number and _is_over(row, job, new)):
             return Mirrored()
+        if not has_number and old.state is HandoffState.ABORTED:
+            old = None  # What was dropped here counts as unknown.
     generation_taken = _claim_number(session, job, mirror, now=now)
     if generation_taken is not None and mirror.state is not HandoffState.ABORTED:
         return Mirrored(generation_taken, orders_differ=True)
@@ -227,7 +228,8 @@ def _claim_number(session: Session, job: JobRow, mirror: HandoffMirror, *, now: 
     if mirror.state is HandoffState.ABORTED or (other.state == HandoffState.ACTIVE):
         return f"generation {mirror.generation} of this job belongs to handoff {other.handoff_id}"
     other.generation = None
-    drop_handoff(other, f"generation {mirror.generation} now belongs to handoff {mirror.handoff_id}", now=now)
+    if is_open(HandoffState(other.state)):  # Else what ended it is known, and stays its cause.
+        drop_handoff(other, f"generation {mirror.generation} now belongs to handoff {mirror.handoff_id}", now=now)
     session.flush()
     return None
 

@@ -66,6 +66,14 @@ def is_newer(new: Copy, old: Copy) -> bool:
     return _key(new) > _key(old)
 
 
+def replaces(new: Copy, old: Copy, *, has_number: bool) -> bool:
+    """The same where `old` is stored. `has_number`: whether it has its generation. A handoff that was aborted here
+    before it had one may still be driven by agents; then only a copy made later than the stored one counts."""
+    if not has_number and old.state is HandoffState.ABORTED:
+        return new.mirror_seq > old.mirror_seq
+    return is_newer(new, old)
+
+
 def orders_differ(new: Copy, old: Copy | None) -> bool:
     """Whether the orders of the job's nodes change when `new` replaces `old`.
 

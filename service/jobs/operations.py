@@ -76,6 +76,7 @@ class Birth:
     checkpoint: Checkpoint | None = None
     lost_steps: int = 0
     repeats_until: int = 0
+    steps_from_at: datetime | None = None
 
 
 def submit_job(session: Session, job_file: JobFile, *, now: datetime) -> JobRow:
@@ -277,6 +278,7 @@ def add_generation(
         reason=birth.reason,
         lost_steps=birth.lost_steps,
         repeats_until=birth.repeats_until,
+        steps_from_at=birth.steps_from_at,
         created_at=now,
     )
     burn(job, roster.generation)

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from agent.protocol.sync import LEASE_SHARE
 from agent.protocol.values import HandoffState, Placement
-from liver_core.handoff.generations import unfenced
+from liver_core.handoff.generations import StartWait, start_wait
 from liver_core.layout import Member
 from liver_core.layout.limits import fitting
 from service.handoffs.rules import Declined, OpenHandoff
@@ -162,6 +162,7 @@ class Action:
     crashes: Crashes | None = None
     cause: FirstCause | None = None
     suspended_because: str = ""
+    steps_after_s: float = 0.0
 
 
 def next_action(view: JobView, limits: JobLimits) -> Action:
@@ -315,8 +316,9 @@ def _start_again(view: JobView, limits: JobLimits, loss: str) -> Action:
     if unheard := [node for node in view.restart.target.node_ids() if node in view.unheard]:
         # One of them may be what was lost. It reports, or counts as silent and is left out, within seconds.
         return Action(Do.NOTHING, f"{loss}; a restart waits for news from {', '.join(unheard[:8])}", look_again_s=0.5)
-    if leased := _may_step_on(view, view.restart.target, limits):
-        text = f"{loss}; a restart waits until the step leases of {', '.join(leased[:8])} are over"
+    wait = _wait_of(view, view.restart.target, limits)
+    if wait.leased:
+        text = f"{loss}; a restart waits until the step leases of {', '.join(wait.leased[:8])} are over"
         return Action(Do.NOTHING, text, look_again_s=0.5)
     checkpoint = view.checkpoint
     source = f"checkpoint of step {checkpoint.step}" if checkpoint else "its beginning (there is no checkpoint)"
@@ -330,18 +332,18 @@ def _start_again(view: JobView, limits: JobLimits, loss: str) -> Action:
         failed_start=failed_start,
         crashes=crashes,
         look_again_s=limits.start_within_s,
+        steps_after_s=wait.steps_after_s,
     )
 
 
-def _may_step_on(view: JobView, target: Placement, limits: JobLimits) -> tuple[str, ...]:
-    """Nodes that are not heard, and on which an older world may step on with the leases that they have. One that is
-    heard learns of the start at once, and gives its world up."""
+def _wait_of(view: JobView, target: Placement, limits: JobLimits) -> StartWait:
+    """What a start on `target` waits for, since an older world might step on beside it."""
     worlds = [] if view.world is None or view.errors or view.broken else [view.world.members]
     if view.handoff is not None and not set(view.handoff.target_nodes) & set(target.node_ids()):
         worlds.append(tuple(Member(name, 0) for name in view.handoff.target_nodes))
-    until = timedelta(seconds=LEASE_SHARE * limits.lost_after_s)
-    leased = [name for name, seen_at in view.lost_sight_of if view.now < seen_at + until]
-    return unfenced(worlds, target=target.members, leased=leased)
+    ages = [(name, (view.now - seen_at).total_seconds()) for name, seen_at in view.lost_sight_of]
+    lease_s = LEASE_SHARE * limits.lost_after_s
+    return start_wait(worlds, target=target.members, lost_sight_of=ages, lease_s=lease_s)
 
 
 def _watch_handoff(view: JobView, handoff: OpenHandoff, limits: JobLimits) -> Action:

@@ -108,7 +108,7 @@ class GenerationRow(Base):
     """One generation of one job: a number used once. `origin_id` names the handoff or the start that made it.
     `repeats_until`: the highest step of the job when it was started again; up to it, steps are made once more.
     `ended_by`: the first cause of its end, final once an agent has named it; null while it lives and where nothing
-    failed."""
+    failed. `steps_from_at`: before, an older world may step on, and the ranks of this one wait; null where none can."""
 
     __tablename__ = "job_generations"
     __table_args__ = (
@@ -136,6 +136,7 @@ class GenerationRow(Base):
     created_at: Mapped[datetime]
     first_step_at: Mapped[datetime | None] = mapped_column(default=None)
     ended_by: Mapped[Json | None] = mapped_column(default=None)
+    steps_from_at: Mapped[datetime | None] = mapped_column(default=None)
 
 
 class MemberRole(StrEnum):

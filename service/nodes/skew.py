@@ -92,7 +92,9 @@ def in_node_time(order: JobOrder, ahead: timedelta) -> JobOrder:
     handoff = order.handoff
     if handoff is not None:
         handoff = _shift(handoff, ahead, ("proposed_utc", "deadline_utc"))
-    return order.model_copy(update={"handoff": handoff, "notices": tuple(moved(fact, ahead) for fact in order.notices)})
+    notices = tuple(moved(fact, ahead) for fact in order.notices)
+    steps_from = shifted(order.steps_from_utc, ahead)
+    return order.model_copy(update={"handoff": handoff, "notices": notices, "steps_from_utc": steps_from})
 
 
 def _shift(model: ModelT, by: timedelta, names: Iterable[str]) -> ModelT:

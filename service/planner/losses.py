@@ -7,37 +7,49 @@ plans are made as travel and are made at no cost worth naming.
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain, combinations, islice
+from math import comb, inf
 
 from agent.protocol.sync import LayoutForCount, StandingPlan
 from service.planner.by_count import BestByCount
 from service.planner.choices import Candidates, Choice, best_choice, lies_whole, step_times
 from service.planner.decision import decide, seconds_of, too_few_ranks
 from service.planner.feasibility import CANDIDATES_MAX
-from service.planner.inputs import LossPlan, PlanInputs, PlannerVerdict, PlanNode
+from service.planner.inputs import LossPlan, PlanInputs, PlannerVerdict, PlanNode, PoolMarket
 from service.planner.placement import preferred
 from service.planner.weighing.policy_question import in_one_place
 
 SEATS_IN_PLANS_MAX = 16_384
 """So many ranks are named in the standing plans of a job. Of a larger job the agents seat the ranks themselves."""
-ZONES_MAX, GROUPS = 16, (1, 2, 4, 8, 16, 32)
+DOMAINS_MAX, GROUPS = 16, (1, 2, 4, 8, 16, 32)
+GROUPS_IN_PLANS_MAX = 64
+"""So many groups of nodes that a pool may lose at once have a plan each, the likeliest first."""
+GROUP_NODES_MAX = 16
+"""A larger group is one of too many to have a plan of its own, but for a whole zone or pool."""
+SIZES_SHOWN_MAX = 4
+"""So many sizes of groups are shown of each pool, those that were lost most often."""
 SPARES_MAX = 4
 """So many free nodes the agents of a job know, for losses in a row that the service does not hear of."""
 
 
 def standing_plans(inputs: PlanInputs, known: Candidates | None = None) -> tuple[StandingPlan, ...]:
     """What the agents do at once, without asking the service, if exactly these nodes are lost: each node of the world,
-    and each zone of a world in several; as many as SEATS_IN_PLANS_MAX allows."""
+    each zone and each pool of a world in several, and the groups that a pool is likely to lose at once, by the losses
+    that were seen; as many as SEATS_IN_PLANS_MAX allows."""
     world = inputs.world
     if world is None:
         return ()
     known, digest, plans, seats = known or Candidates.of(inputs), inputs.digest(), [], 0
-    members = set(world.node_ids())
-    for gone in (*((node_id,) for node_id in world.node_ids()), *_zones(inputs).values()):
+    members, planned = set(world.node_ids()), set[frozenset[str]]()
+    for gone in chain(((node_id,) for node_id in world.node_ids()), _domains(inputs).values(), _likely_groups(inputs)):
+        leaving = tuple(node_id for node_id in gone if node_id in members)
+        if frozenset(leaving) in planned:
+            continue
+        planned.add(frozenset(leaving))
         seats += len(world.members)
         if seats > SEATS_IN_PLANS_MAX and plans:
             break
         decision = decide(without(inputs, gone), known)
-        leaving = tuple(node_id for node_id in gone if node_id in members)
         target = decision.target if decision.verdict is PlannerVerdict.MOVE else None
         plans.append(
             StandingPlan(
@@ -49,7 +61,8 @@ def standing_plans(inputs: PlanInputs, known: Candidates | None = None) -> tuple
 
 def loss_plans(inputs: PlanInputs, known: Candidates | None = None) -> tuple[LossPlan, ...]:
     """What the job would run in after each kind of likely loss, with its step: one or several of its nodes, by their
-    slots the largest first, and each zone that it is in. No ranks are placed."""
+    slots the largest first, as many as a pool has lost at once, and each zone and pool that it is in. No ranks are
+    placed."""
     world = inputs.world
     if world is None:
         return ()
@@ -99,20 +112,74 @@ def _kinds(inputs: PlanInputs) -> Iterator[tuple[str, tuple[str, ...]]]:
     for count in GROUPS:
         if 1 < count < len(members):
             yield f"any {count} nodes", tuple(ranked[:count])
-    for zone, leaving in _zones(inputs).items():
-        yield f"zone {zone}", leaving
+    pools = _members_by_pool(inputs)
+    for market in inputs.markets:
+        there = sorted(pools.get(market.pool, ()), key=lambda name: -slots[name])
+        often = sorted(market.group_sizes, key=lambda each: (-each[1], each[0]))
+        for count, share in [each for each in often if 1 < each[0] < len(there)][:SIZES_SHOWN_MAX]:
+            yield f"{count} nodes of pool {market.pool}, {share:.0%} of its losses", tuple(there[:count])
+    yield from _domains(inputs).items()
 
 
-def _zones(inputs: PlanInputs) -> dict[str, tuple[str, ...]]:
-    """All nodes of each zone that the world is in, free ones too; empty where all of its nodes are in one."""
+def _domains(inputs: PlanInputs) -> dict[str, tuple[str, ...]]:
+    """All nodes of each zone and of each pool that the world is in, free ones too, where it has more than one node
+    there; none of the zones where all of its nodes are in one, and of the pools alike."""
     members = set(inputs.world.node_ids() if inputs.world else ())
-    zones = sorted({node.zone for node in inputs.nodes if node.node_id in members})
-    if len(zones) < 2:
-        return {}
-    by_zone = {
-        zone: tuple(node.node_id for node in inputs.nodes if node.zone == zone) for zone in zones[:ZONES_MAX] if zone
-    }
-    return {zone: leaving for zone, leaving in by_zone.items() if len(members & set(leaving)) > 1}
+    found: dict[str, tuple[str, ...]] = {}
+    for kind, name_of in (("zone", _zone), ("pool", _pool)):
+        names = sorted({name_of(node) for node in inputs.nodes if node.node_id in members})
+        for name in names[:DOMAINS_MAX] if len(names) > 1 else ():
+            leaving = tuple(node.node_id for node in inputs.nodes if name_of(node) == name)
+            if name and len(members & set(leaving)) > 1:
+                found[f"{kind} {name}"] = leaving
+    return found
+
+
+def _zone(node: PlanNode) -> str:
+    return node.zone
+
+
+def _pool(node: PlanNode) -> str:
+    return node.pool
+
+
+def _members_by_pool(inputs: PlanInputs) -> dict[str, list[str]]:
+    """The nodes of the world that are up, in rank order."""
+    pool_of = {node.node_id: node.pool for node in inputs.nodes}
+    found: dict[str, list[str]] = {}
+    for name in inputs.world.node_ids() if inputs.world else ():
+        if name in pool_of:
+            found.setdefault(pool_of[name], []).append(name)
+    return found
+
+
+def _likely_groups(inputs: PlanInputs) -> Iterator[tuple[str, ...]]:
+    """Members of one pool that may go together, the likeliest sets first: of a loss of as many nodes of the pool as it
+    has lost at once before, each of ours is as likely to be one."""
+    found: list[tuple[float, list[str], int]] = []
+    pools = _members_by_pool(inputs)
+    for market in inputs.markets:
+        members = pools.get(market.pool, [])
+        for count in range(2, min(len(members), GROUP_NODES_MAX) + 1):
+            if chance := _chance_of_set(market, len(members), count):
+                found.append((chance, members, count))
+    ranked = sorted(found, key=lambda each: (-each[0], each[2], each[1]))
+    return islice(
+        chain.from_iterable(combinations(members, count) for _, members, count in ranked), GROUPS_IN_PLANS_MAX
+    )
+
+
+def _chance_of_set(market: PoolMarket, members: int, count: int) -> float:
+    """How often, a second, the pool loses exactly `count` given ones of the job's `members` nodes there, and of our
+    other nodes there any. 0 where its life is not known."""
+    ours = max(market.ours or 0, members)
+    others, life_s = ours - members, market.life_s or inf
+    sets = (
+        share * comb(others, size - count) / comb(ours, size)
+        for size, share in market.group_sizes
+        if count <= size <= ours
+    )
+    return sum(sets) / life_s
 
 
 def spares(inputs: PlanInputs) -> tuple[str, ...]:

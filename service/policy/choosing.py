@@ -41,12 +41,17 @@ _Filled = list[tuple[PoolView, int]]
 @dataclass(frozen=True, slots=True)
 class Weighing:
     """What every option of one decision is weighed with. `slack_s`: time left beyond what the job needs if it runs
-    without a break."""
+    without a break. `has_rescue`: a layout fits on-demand nodes that may be bought. `late_s`: how much later than the
+    deadline the job ends on spot nodes, which it may not leave, whatever is done. `now_tokens_per_s`: what it makes as
+    long as nothing is changed."""
 
     inputs: PolicyInputs
     curve: Curve
     usd_per_token: float
     slack_s: float
+    has_rescue: bool
+    late_s: float = 0.0
+    now_tokens_per_s: float = 0.0
 
     def goes_on(self, layout: str, place: str, pools: _Filled) -> bool:
         """Whether this is what the job runs on now, and may go on with: on the same nodes."""
@@ -92,9 +97,9 @@ class Weighing:
 
     def is_safe(self, candidate: Candidate, place: str, pools: _Filled) -> bool:
         """Whether the deadline holds if the option is lost at the next decision and the job then starts on on-demand
-        nodes, which nobody takes back."""
+        nodes, which nobody takes back; where there are none, no time is kept for that."""
         is_kept = all(pool.market is Market.ON_DEMAND for pool, count in pools if count)
-        if self.slack_s == inf or self.is_lost() or is_kept:
+        if self.slack_s == inf or not self.has_rescue or self.is_lost() or is_kept:
             return True
         standing = self.inputs.standing
         starts_s = self.change_s(candidate, place, pools)
@@ -121,6 +126,27 @@ class Weighing:
     def usd_to_end(self, option: ScoredOption) -> float:
         return self.inputs.goal.tokens_left / option.tokens_per_s / HOUR_S * option.usd_per_hour
 
+    def waits_s(self, option: ScoredOption) -> float:
+        """Until its nodes are up."""
+        if _is_up(self.inputs, option):
+            return 0.0
+        hold = dict(option.hold)
+        return max(pool.acquire_s for pool in self.inputs.pools if hold.get(pool.pool, 0) > pool.held)
+
+    def starts_s(self, option: ScoredOption, candidate: Candidate) -> float:
+        """From its nodes being up to its first step."""
+        hold, standing = dict(option.hold), self.inputs.standing
+        pools = [(pool, hold.get(pool.pool, 0)) for pool in self.inputs.pools if pool.place == option.place]
+        if standing is not None and self.goes_on(candidate.layout, option.place, pools):
+            return standing.starting_s
+        return self.change_s(candidate, option.place, pools)
+
+    def done_by_deadline(self, option: ScoredOption, candidate: Candidate) -> float:
+        """Tokens that the job makes until then if it changes to the option as soon as its nodes are up."""
+        left_s, waits_s = self.inputs.goal.deadline_in_s, self.waits_s(option)
+        works_s = max(0.0, left_s - waits_s - self.starts_s(option, candidate))
+        return self.now_tokens_per_s * min(waits_s, left_s) + option.tokens_per_s * works_s
+
     def may_wait(self) -> bool:
         """Whether spot nodes may still be started if nothing is done until the next decision."""
         knobs = self.inputs.knobs
@@ -140,10 +166,12 @@ def decide(inputs: PolicyInputs) -> PolicyDecision:
     """What the job should run on next and what it should hold."""
     curve = curve_of(_allowed(inputs))
     usd_per_token, why = value_of_token(inputs, curve)
-    weighing = Weighing(inputs, curve, usd_per_token, _slack_s(inputs, curve))
+    weighing = Weighing(inputs, curve, usd_per_token, _slack_s(inputs, curve), _has_rescue(inputs, curve))
     options = sorted(_options(weighing, up_only=False), key=_rank)
+    if late_s := _late_s(weighing, options):
+        weighing = replace(weighing, late_s=late_s, now_tokens_per_s=_now_tokens_per_s(inputs))
     shown = tuple(option for option, _ in options[:ALTERNATIVES_SHOWN_MAX])
-    alert = _alert(inputs, weighing.slack_s)
+    alert = _alert(weighing)
     if inputs.goal.budget_left_usd <= 0:
         return PolicyDecision(PolicyVerdict.PAUSE, "the budget is spent", alternatives=shown, alert=alert)
     if not options:
@@ -151,7 +179,7 @@ def decide(inputs: PolicyInputs) -> PolicyDecision:
     best, current = _best(weighing, options), _current(weighing)
     if current is not None and _stays(weighing, best, current):
         best = current
-    if best.utility_usd_per_hour <= 0 and weighing.may_wait():
+    if best.utility_usd_per_hour <= 0 and weighing.may_wait() and not weighing.late_s:
         reason = f"nothing that could be had is worth its price: {why}"
         return PolicyDecision(PolicyVerdict.PAUSE, reason, alternatives=shown, alert=alert)
     run = best if _is_up(inputs, best) else _run_meanwhile(weighing, current)
@@ -162,9 +190,13 @@ def decide(inputs: PolicyInputs) -> PolicyDecision:
 
 def _best(weighing: Weighing, options: list[_Option]) -> ScoredOption:
     """The most useful of those that keep deadline and budget. A budget is a bound, and a deadline a wish within it:
-    where nothing keeps both, the fastest that the budget pays for, or what costs least to the end."""
+    where nothing keeps both, the fastest that the budget pays for, or what costs least to the end. Where the deadline
+    is missed on spot nodes alone, what gets most done until then."""
     found = [option for option, _ in options]
     grade = max(weighing.grade(option) for option in found)
+    if weighing.late_s and grade:
+        paid = [each for each in options if weighing.grade(each[0])]
+        return max(paid, key=lambda each: (weighing.done_by_deadline(*each), each[0].utility_usd_per_hour))[0]
     kept = [option for option in found if weighing.grade(option) == grade]
     if grade == 2:
         return kept[0]
@@ -175,6 +207,8 @@ def _stays(weighing: Weighing, best: ScoredOption, current: ScoredOption) -> boo
     """Whether what the job runs on is kept: another option must gain enough, and one that keeps deadline and budget
     better always does."""
     grade, other = weighing.grade(current), weighing.grade(best)
+    if weighing.late_s and grade and other:
+        return _done_by_deadline(weighing, current) >= _done_by_deadline(weighing, best)
     if grade != other:
         return grade > other
     if grade == 2:
@@ -184,10 +218,15 @@ def _stays(weighing: Weighing, best: ScoredOption, current: ScoredOption) -> boo
     return weighing.usd_to_end(current) <= weighing.usd_to_end(best)
 
 
+def _done_by_deadline(weighing: Weighing, option: ScoredOption) -> float:
+    candidate = next(each for each in weighing.inputs.candidates if each.layout == option.layout)
+    return weighing.done_by_deadline(option, candidate)
+
+
 def _wait(weighing: Weighing, alert: str) -> PolicyDecision:
     """Of no options. Nodes that are up are kept where more are to be had sooner than it takes to buy these again."""
     inputs = weighing.inputs
-    reason = _without_options(weighing)
+    reason = "no layout fits what can be had"
     if not weighing.curve.best:
         return PolicyDecision(PolicyVerdict.PAUSE, reason, alert=alert)
     usd_per_hour = sum(pool.usd_per_hour * pool.held for pool in inputs.pools)
@@ -201,17 +240,6 @@ def _wait(weighing: Weighing, alert: str) -> PolicyDecision:
     hold = tuple((pool, count) for pool, count in counts if count)
     option = ScoredOption("", "", 0, hold, 0.0, usd_per_hour, -usd_per_hour)
     return PolicyDecision(PolicyVerdict.PAUSE, f"{reason}; the nodes are kept until more come", option, alert=alert)
-
-
-def _without_options(weighing: Weighing) -> str:
-    """Why there is none: too few nodes, or none that a deadline could wait for."""
-    inputs, there = weighing.inputs, Counter[str]()
-    for pool in inputs.pools:
-        there[pool.place] += pool.obtainable if _may_buy(pool, inputs) else 0
-    best = weighing.curve.best
-    if not best or best[0].nodes > max(there.values(), default=0):
-        return "no layout fits what can be had"
-    return "nothing that can be had leaves time to start on demand before the deadline"
 
 
 def _allowed(inputs: PolicyInputs) -> tuple[Candidate, ...]:
@@ -244,12 +272,16 @@ def _options(weighing: Weighing, *, up_only: bool) -> Iterator[_Option]:
 
 
 def _orders(pools: list[PoolView]) -> list[list[PoolView]]:
-    """The cheapest pools first; and, where a place has several, those that last longest. Of pools that are alike, those
-    with nodes that are up: none are bought that are there already."""
+    """The cheapest pools first; and, where a place has several, those that last longest, on-demand nodes before others.
+    Of pools that are alike, those with nodes that are up: none are bought that are there already."""
     orders = [sorted(pools, key=lambda pool: (pool.usd_per_hour, -pool.held, pool.pool))]
     if len(pools) > 1:
-        orders.append(sorted(pools, key=lambda pool: (-pool.life_s, pool.usd_per_hour, -pool.held, pool.pool)))
+        orders.append(sorted(pools, key=_by_life))
     return orders
+
+
+def _by_life(pool: PoolView) -> tuple[float, bool, float, int, str]:
+    return (-pool.life_s, pool.market is Market.SPOT, pool.usd_per_hour, -pool.held, pool.pool)
 
 
 def _fillings(orders: list[list[PoolView]], nodes: int, spares: int, *, up_only: bool) -> list[_Filled]:
@@ -409,11 +441,45 @@ def _slack_s(inputs: PolicyInputs, curve: Curve) -> float:
     return goal.deadline_in_s - goal.tokens_left / curve.best[-1].tokens_per_s
 
 
-def _alert(inputs: PolicyInputs, slack_s: float) -> str:
-    if inputs.goal.budget_left_usd <= 0:
+def _has_rescue(inputs: PolicyInputs, curve: Curve) -> bool:
+    there = Counter[str]()
+    for pool in inputs.pools:
+        if pool.market is Market.ON_DEMAND and _may_buy(pool, inputs):
+            there[pool.place] += pool.obtainable
+    return bool(curve.best) and max(there.values(), default=0) >= curve.best[0].nodes
+
+
+def _late_s(weighing: Weighing, options: list[_Option]) -> float:
+    inputs, goal = weighing.inputs, weighing.inputs.goal
+    if weighing.has_rescue or not options or weighing.slack_s == inf or goal.deadline_in_s <= 0:
+        return 0.0
+    longest_s = max(pool.acquire_s + pool.move_s for pool in inputs.pools) + inputs.knobs.start_s
+    if weighing.slack_s > longest_s + max(candidate.change_s for _, candidate in options):
+        return 0.0
+    ends_s = min(
+        weighing.waits_s(option) + weighing.starts_s(option, candidate) + goal.tokens_left / option.tokens_per_s
+        for option, candidate in options
+    )
+    return max(0.0, ends_s - goal.deadline_in_s)
+
+
+def _now_tokens_per_s(inputs: PolicyInputs) -> float:
+    standing = inputs.standing
+    if standing is None or not standing.is_whole:
+        return 0.0
+    return next((each.tokens_per_s for each in inputs.candidates if each.layout == standing.layout), 0.0)
+
+
+def _alert(weighing: Weighing) -> str:
+    slack_s = weighing.slack_s
+    if weighing.inputs.goal.budget_left_usd <= 0:
         return "the budget is spent and the job is not done"
     if slack_s < 0:
         return f"the deadline will be missed by {-slack_s / HOUR_S:.3g} h, even on all nodes without a break"
+    if weighing.late_s:
+        return f"the deadline will be missed by {weighing.late_s / HOUR_S:.3g} h, with the time that a start takes"
+    if not weighing.has_rescue and slack_s < weighing.inputs.knobs.rescued_s:
+        return "the deadline will be missed if nodes are lost: no time is left for another start"
     return ""
 
 

@@ -1,16 +1,18 @@
 """What a node of a pool costs at a time: prices that hold from a moment on until the next one. Pure.
 
-A file is CSV with the columns pool, usd_per_hour and from_s, or effective_from with times of ISO 8601.
+A file is CSV with the columns pool, usd_per_hour and from_s, or effective_from with times of ISO 8601. It may have
+egress_usd_per_gb too: of 10^9 bytes that leave the pool, one price for each pool.
 """
 
 import csv
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from math import isfinite
 
 ROWS_MAX = 2_000_000
+EGRESS = "egress_usd_per_gb"
 DATED_S_LEAST = 1e9
 """In seconds since 1970; no trace is that long."""
 
@@ -41,9 +43,10 @@ class PriceSteps:
 
 @dataclass(frozen=True, slots=True)
 class PriceBook:
-    """Prices of every pool."""
+    """Prices of every pool. `egress_usd_per_gb`: of 10^9 bytes that leave it, where that is known."""
 
     pools: Mapping[str, PriceSteps]
+    egress_usd_per_gb: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, pool: str) -> PriceSteps:
         if pool not in self.pools:
@@ -64,7 +67,7 @@ class PriceBook:
             pool: PriceSteps(tuple(at_s - first_s for at_s in steps.from_s), steps.usd_per_hour)
             for pool, steps in self.pools.items()
         }
-        return PriceBook(moved)
+        return PriceBook(moved, self.egress_usd_per_gb)
 
 
 def constant(prices: Mapping[str, float]) -> PriceBook:
@@ -85,6 +88,7 @@ def steps(pairs: Iterable[tuple[float, float]]) -> PriceSteps:
 def read_prices(text: str) -> PriceBook:
     """The prices of a file. Raises PriceError naming row and column."""
     found: dict[str, list[tuple[float, float]]] = {}
+    egress: dict[str, float] = {}
     rows = csv.DictReader(text.splitlines())
     names = set(rows.fieldnames or ())
     if not {"pool", "usd_per_hour"} <= names or not names & {"from_s", "effective_from"}:
@@ -92,8 +96,15 @@ def read_prices(text: str) -> PriceBook:
     for number, row in enumerate(rows, start=2):
         if number > ROWS_MAX:
             raise PriceError(f"at most {ROWS_MAX} rows")
-        found.setdefault(row["pool"] or "", []).append((_time(row, number), _price(row, number)))
-    return PriceBook({pool: steps(pairs) for pool, pairs in found.items()})
+        pool = row["pool"] or ""
+        found.setdefault(pool, []).append((_time(row, number), _amount(row, "usd_per_hour", number)))
+        if row.get(EGRESS):
+            usd = _amount(row, EGRESS, number)
+            if egress.setdefault(pool, usd) != usd:
+                raise PriceError(
+                    f"row {number}: {EGRESS} of pool {pool} must be {egress[pool]:g} as before, is {usd:g}"
+                )
+    return PriceBook({pool: steps(pairs) for pool, pairs in found.items()}, egress)
 
 
 def _time(row: Mapping[str, str | None], number: int) -> float:
@@ -104,11 +115,11 @@ def _time(row: Mapping[str, str | None], number: int) -> float:
         raise PriceError(f"row {number}: {text!r} is neither seconds nor a time of ISO 8601") from None
 
 
-def _price(row: Mapping[str, str | None], number: int) -> float:
+def _amount(row: Mapping[str, str | None], column: str, number: int) -> float:
     try:
-        usd = float(row["usd_per_hour"] or "")
+        usd = float(row[column] or "")
     except ValueError:
         usd = -1.0
     if not isfinite(usd) or usd < 0:
-        raise PriceError(f"row {number}: usd_per_hour must be a number of at least 0, is {row['usd_per_hour']!r}")
+        raise PriceError(f"row {number}: {column} must be a number of at least 0, is {row[column]!r}")
     return usd

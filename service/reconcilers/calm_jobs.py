@@ -1,5 +1,5 @@
-"""Which jobs need no look although one is due: those that time alone cannot change, and that nothing else has changed
-since the last look. A whole look at a job takes some fifteen statements. Pure; the rows come in.
+"""When to look at a job again, and which jobs need no look although one is due: those that time alone cannot change,
+and that nothing else has changed since the last look. A whole look takes some fifteen statements. Pure; rows come in.
 """
 
 from collections import OrderedDict
@@ -13,6 +13,10 @@ from service.jobs.tables import JobRow, JobState
 PASSED_MAX = 2
 """However sure it seems, after so many looks left out there is a whole one."""
 KEPT_MAX = 10_000
+LOOK_AGAIN_S, SOONEST_S = 2.0, 0.05
+"""The longest time between two looks at a live job, which a wake-up makes shorter, and the shortest."""
+LOOK_AT_CALM_S = 30.0
+"""The same for one that trains, of whose nodes all are heard and none will go: whatever changes that wakes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,13 @@ class CalmJobs:
         job.due_at = due_at
         self._kept[job.job_id] = _Looked(due_at, job.orders_seq, known.passed + 1)
         return True
+
+
+def look_again_in_s(state: JobState, action: Action) -> float:
+    """Seconds after which the job is looked at again if nothing wakes it before; `state`: before the action."""
+    if state is JobState.RUNNING and action.do is Do.NOTHING and action.look_again_s is None:
+        return LOOK_AT_CALM_S
+    return max(SOONEST_S, min(action.look_again_s or LOOK_AGAIN_S, LOOK_AGAIN_S))
 
 
 def time_changes_nothing(facts: Situation, action: Action) -> bool:

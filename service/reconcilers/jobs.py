@@ -23,14 +23,10 @@ from service.jobs.rules import Action, Do, JobLimits, next_action
 from service.jobs.tables import ENDED, JobMemberRow, JobRow, JobState, MemberRole, SourceKind
 from service.planner.choices import Candidates
 from service.planner.losses import layouts_by_count, spares, standing_plans
-from service.reconcilers.calm_jobs import CalmJobs, time_changes_nothing
+from service.reconcilers.calm_jobs import LOOK_AT_CALM_S, CalmJobs, look_again_in_s, time_changes_nothing
 from service.settings import ServiceSettings
 
 BATCH = 32
-LOOK_AGAIN_S = 2.0
-"""The longest time between two looks at a live job. A wake-up makes it shorter."""
-LOOK_AT_CALM_S = 30.0
-"""The same for one that trains, of whose nodes all are heard and none will go: whatever changes that wakes it."""
 AFTER_ERROR_S = 1.0
 PLANS_KEPT_MAX = 1_000
 _log = logging.getLogger(__name__)
@@ -195,6 +191,8 @@ def _start(session: Session, job: JobRow, action: Action, *, now: datetime) -> N
     _drop_open(session, job, f"the job starts again: {action.reason}", now=now)
     source = SourceKind.CHECKPOINT if action.checkpoint else SourceKind.INIT
     birth = new_birth(source, action.reason, checkpoint=action.checkpoint, lost_steps=action.lost_steps)
+    if action.steps_after_s:
+        birth = replace(birth, steps_from_at=now + timedelta(seconds=action.steps_after_s))
     start_generation(session, job, action.target, birth, now=now)
     job.standing_plans, job.spares = [], []
 
@@ -270,6 +268,4 @@ def _without_reasons(items: list) -> list:
 def _schedule(job: JobRow, claim: Claim, action: Action, *, now: datetime) -> None:
     """Set when to look again, unless something has made the job due since it was claimed."""
     if job.due_at == claim.due_at:
-        is_calm = job.state == JobState.RUNNING and action.do is Do.NOTHING and action.look_again_s is None
-        wait_s = LOOK_AT_CALM_S if is_calm else min(action.look_again_s or LOOK_AGAIN_S, LOOK_AGAIN_S)
-        job.due_at = now + timedelta(seconds=max(wait_s, 0.05))
+        job.due_at = now + timedelta(seconds=look_again_in_s(JobState(job.state), action))

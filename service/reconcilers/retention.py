@@ -116,6 +116,16 @@ _OLD_HANDOFFS = text(
          ORDER BY changed_at LIMIT :batch)
     """
 )
+# The request of a machine that still is a node says where that comes from.
+_OLD_REQUESTS = text(
+    """
+    DELETE FROM capacity_requests WHERE request_id = ANY (ARRAY (
+        SELECT request_id FROM capacity_requests AS old WHERE ended_at < :before AND NOT EXISTS (
+               SELECT FROM instances JOIN leases ON leases.node_id = instances.node_id AND leases.ended_at IS NULL
+                WHERE instances.request_id = old.request_id AND instances.released_at IS NULL)
+         LIMIT :batch))
+    """
+)
 _OLD_JOBS = text(
     f"""
     SELECT job_id FROM jobs WHERE due_at IS NULL AND (emptied_at IS NULL OR emptied_at < state_changed_at)
@@ -194,6 +204,7 @@ TASKS = (
     Task("old notices", _age(_OLD_NOTICES, "notices_kept_days")),
     Task("old hearings of notices", _age(_OLD_HEARINGS, "hearings_kept_days")),
     Task("old attempts of handoffs", _age(_OLD_HANDOFFS, "handoffs_kept_days")),
+    Task("old requests for machines", _age(_OLD_REQUESTS, "requests_kept_days")),
     Task("steps, metrics and grants of jobs that ended long ago", _old_jobs),
     Task("old intervals", _old_intervals),
     Task("facts that waited too long", lambda session, settings, now: held.expire(session.connection(), now=now)),

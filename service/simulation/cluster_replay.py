@@ -28,6 +28,7 @@ from service.policy.types import (
     StandingWorld,
 )
 from service.policy.utility import curve_of
+from service.simulation.machines.enacted import Enacted
 from service.simulation.replay_setup import GridStep, ReplaySetup, Victims, grid_of, likely_hit
 from service.simulation.traces import CapacityTrace
 
@@ -72,7 +73,8 @@ class ProgressPoint:
 @dataclass(frozen=True, slots=True)
 class ClusterRun:
     """How it went. `tokens_lost_by` sums to `ideal_tokens` - `tokens`. `progress`: at most POINTS_MAX points, evenly
-    spread, the last one at the end."""
+    spread, the last one at the end. Where machines carried the changes: `enacted`, handoffs and starts; `refused`, when
+    and why no handoff could be opened; `gave_up`, why the job ended before the trace."""
 
     policy: str
     tokens: float
@@ -85,6 +87,9 @@ class ClusterRun:
     leases: tuple[LeaseSpan, ...] = field(repr=False)
     decisions: tuple[tuple[float, PolicyDecision], ...] = field(repr=False)
     progress: tuple[ProgressPoint, ...] = field(repr=False, default=())
+    enacted: tuple[Enacted, ...] = field(repr=False, default=())
+    refused: tuple[tuple[float, str], ...] = field(repr=False, default=())
+    gave_up: str = ""
 
     @property
     def goodput(self) -> float:
@@ -105,12 +110,13 @@ def replay_cluster(
     goal: Goal | None = None,
 ) -> ClusterRun:
     """Runs the job over the whole trace. The same arguments give the same run."""
-    run = _ClusterReplay(trace, tuple(candidates), policy, setup, knobs or PolicyKnobs())
+    run = ClusterReplay(trace, tuple(candidates), policy, setup, knobs or PolicyKnobs())
     return run.run(goal or Goal())
 
 
-class _ClusterReplay:
-    """One run: which nodes there are, which of them the job holds and uses, and what it has done so far."""
+class ClusterReplay:
+    """One run: which nodes there are, which of them the job holds and uses, and what it has done so far. A change is
+    done at once, and costs what its layout says; in `service.simulation.machines` the product's machines carry it."""
 
     def __init__(
         self,
@@ -265,8 +271,7 @@ class _ClusterReplay:
         self._decided_s = at_s
         inputs = self._inputs(at_s, goal)
         decision = self._policy.decide(inputs)
-        if not self._decisions or self._decisions[-1][1] != decision:
-            self._decisions.append((at_s, decision))
+        self._remember(at_s, decision)
         option = decision.option
         staying = [node for node in self._up if node not in self._leaving]
         if option is None or not 0 < option.nodes <= len(staying) or len(staying) < self._setup.gang:
@@ -278,6 +283,10 @@ class _ClusterReplay:
                 self._change(at_s, candidate, staying)
         self._hold(at_s, self._kept(at_s, decision, len(staying)), staying)
         self._is_hit = self._is_silent = False
+
+    def _remember(self, at_s: float, decision: PolicyDecision) -> None:
+        if not self._decisions or self._decisions[-1][1] != decision:
+            self._decisions.append((at_s, decision))
 
     def _kept(self, at_s: float, decision: PolicyDecision, staying: int) -> int:
         """The nodes to hold: what is wanted, and of those that are there what was wanted a moment ago."""

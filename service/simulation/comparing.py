@@ -6,9 +6,12 @@ from typing import Any
 
 from service.policy.choosing import UtilityPolicy
 from service.policy.plain_policies import ReactivePolicy
-from service.policy.types import Candidate, Goal, PolicyKnobs
+from service.policy.types import Candidate, Goal, Policy, PolicyKnobs
 from service.simulation.cluster_replay import ClusterRun, replay_cluster
 from service.simulation.count_oracles import oracle_tokens
+from service.simulation.machines.change_times import ChangeTimes
+from service.simulation.machines.enacted import counted
+from service.simulation.machines.machine_replay import replay_by_machines
 from service.simulation.replay_ledger import hours_by_cause
 from service.simulation.replay_setup import ReplaySetup, grid_of
 from service.simulation.traces import CapacityTrace
@@ -51,6 +54,9 @@ class Comparison:
             else 0.0,
             "tokens_lost_by": dict(ours.tokens_lost_by),
             "node_hours_by_cause": hours_by_cause(ours),
+            "enacted": counted(ours.enacted),
+            "handoffs_refused": len(ours.refused),
+            "gave_up": ours.gave_up,
             "baselines": {
                 name: {"goodput": run.goodput, "usd_per_mtok": run.usd_per_mtok if run.tokens else None}
                 for name, run in zip(self.names[1:], self.runs[1:], strict=True)
@@ -65,16 +71,24 @@ def compare(
     setup: ReplaySetup,
     goal: Goal | None = None,
     knobs: PolicyKnobs | None = None,
+    times: ChangeTimes | None = None,
 ) -> Comparison:
-    """Replays the trace under each policy with the same losses."""
+    """Replays the trace under each policy with the same losses. With `times` the product's machines carry the changes,
+    but for those of `checkpoint_restart`, which has no such machines."""
     knobs, grid = knobs or PolicyKnobs(), grid_of(trace, setup)
     restarting = tuple(replace(each, change_s=RESTART_S) for each in candidates)
     restarts = replace(setup, checkpoint_every_s=CHECKPOINT_EVERY_S)
     keeps = replace(knobs, releases=False)
+
+    def run(policy: Policy, its_knobs: PolicyKnobs) -> ClusterRun:
+        if times is None:
+            return replay_cluster(trace, candidates, policy, setup=setup, knobs=its_knobs, goal=goal)
+        return replay_by_machines(trace, candidates, policy, setup=setup, times=times, knobs=its_knobs, goal=goal)
+
     runs = {
-        "liver": replay_cluster(trace, candidates, UtilityPolicy(), setup=setup, knobs=knobs, goal=goal),
-        "hold_all": replay_cluster(trace, candidates, UtilityPolicy(), setup=setup, knobs=keeps, goal=goal),
-        "reactive": replay_cluster(trace, candidates, ReactivePolicy(), setup=setup, knobs=knobs, goal=goal),
+        "liver": run(UtilityPolicy(), knobs),
+        "hold_all": run(UtilityPolicy(), keeps),
+        "reactive": run(ReactivePolicy(), knobs),
         "checkpoint_restart": replay_cluster(trace, restarting, ReactivePolicy(), setup=restarts, goal=goal),
     }
     return Comparison(

@@ -1,14 +1,18 @@
 """What a job would have done on a trace of capacity: the one call of the terminal and of the service. Pure."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from agent.protocol.jobfile import JobFile
 from service.planner.change_cost import ChangeCost, shipped_cost, state_bytes
+from service.planner.weighing.policy_question import knobs_of
 from service.policy.price_book import PriceSteps, constant, read_prices
-from service.policy.types import Goal, PolicyKnobs
+from service.policy.types import Candidate, Goal, PolicyKnobs
 from service.simulation.comparing import Comparison, compare
 from service.simulation.job_layouts import candidates_of
+from service.simulation.machines.change_times import ChangeTimes
 from service.simulation.replay_setup import ReplaySetup
 from service.simulation.traces import CapacityTrace
 
@@ -17,14 +21,14 @@ USD_PER_HOUR, USD_PER_HOUR_ON_DEMAND = 1.0, 3.0
 SETUP = ReplaySetup(notice_s=120.0, unannounced_share=0.05, acquire_s=120.0, counts_steps=True)
 """Notices as AWS gives them, one loss in twenty without, two minutes to get a node back that was given back."""
 
-KNOBS = PolicyKnobs()
-
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
     """What is asked. `slots_per_node`: GPUs of a node; `change_s`: training time that a change loses, None: by `cost`
-    and the size of the job's state; `usd_per_mtok`: what a million tokens is worth, None: by on-demand prices;
-    `measured`: the seconds of a step by layout, of layouts in which the job has run."""
+    and the size of the job's state; `usd_per_mtok`: what a million tokens is worth, None: as the job says, else by
+    on-demand prices; `acquire_s`, `spares_max`, `gain_min`: in place of what the job's own policy says; `measured`: the
+    seconds of a step by layout, of layouts in which the job has run. `times`: of the parts of a change, where the
+    product's machines are to carry every one; the job's state and checkpoints are put in."""
 
     setup: ReplaySetup = SETUP
     slots_per_node: int = 1
@@ -32,8 +36,11 @@ class WhatIf:
     change_s: float | None = None
     cost: ChangeCost | None = None
     usd_per_mtok: float | None = None
-    knobs: PolicyKnobs = KNOBS
+    acquire_s: float | None = None
+    spares_max: int | None = None
+    gain_min: float | None = None
     measured: tuple[tuple[str, float], ...] = ()
+    times: ChangeTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +82,33 @@ def what_if(job: JobFile, trace: CapacityTrace, asked: WhatIf) -> WhatIfAnswer:
     if not layouts:
         limits = f"nodes.min {job.nodes.min} to nodes.max {job.nodes.max}"
         raise ValueError(f"no layout of the job fits {limits} of {asked.slots_per_node} slots")
-    found = compare(trace, layouts, setup=asked.setup, goal=Goal(usd_per_mtok=asked.usd_per_mtok), knobs=asked.knobs)
+    times = None if asked.times is None else _times_of(job, asked.times, layouts)
+    setup, goal, knobs = by_own_policy(job, asked)
+    found = compare(trace, layouts, setup=setup, goal=goal, knobs=knobs, times=times)
     is_guess = asked.change_s is None and cost.is_extrapolated(state_bytes(job))
     return WhatIfAnswer(
         found, layouts[0].change_s, "the request" if asked.change_s is not None else cost.source, is_guess
     )
+
+
+def by_own_policy(job: JobFile, asked: WhatIf) -> tuple[ReplaySetup, Goal, PolicyKnobs]:
+    """What the job's own policy says of a replay, as if it ran in the service, but for what is asked otherwise."""
+    policy = job.policy
+    knobs = knobs_of(policy) if policy is not None else PolicyKnobs()
+    knobs = replace(
+        knobs,
+        spares_max=knobs.spares_max if asked.spares_max is None else asked.spares_max,
+        gain_min=knobs.gain_min if asked.gain_min is None else asked.gain_min,
+    )
+    own = policy.acquire_s if policy is not None else asked.setup.acquire_s
+    worth = policy.usd_per_mtok if policy is not None else None
+    setup = replace(asked.setup, acquire_s=own if asked.acquire_s is None else asked.acquire_s)
+    return setup, Goal(usd_per_mtok=worth if asked.usd_per_mtok is None else asked.usd_per_mtok), knobs
+
+
+def _times_of(job: JobFile, asked: ChangeTimes, layouts: Sequence[Candidate]) -> ChangeTimes:
+    """For the job's state and, where its file says so, for as often as it writes checkpoints in a usual step."""
+    every_s = asked.checkpoint_every_s
+    if job.checkpoint is not None:
+        every_s = job.checkpoint.every_steps * median(each.step_time_s for each in layouts)
+    return replace(asked, state_bytes=state_bytes(job), checkpoint_every_s=every_s)

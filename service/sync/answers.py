@@ -256,7 +256,7 @@ def _for_node(rendered: Rendered, node_id: str, ahead: timedelta) -> tuple[Rende
 def _in_node_time(rendered: Rendered, ahead: timedelta) -> Rendered:
     """By the node's own clock, where that is off."""
     order = rendered.shared.order
-    if not ahead or (not order.notices and order.handoff is None):
+    if not ahead or (not order.notices and order.handoff is None and order.steps_from_utc is None):
         return rendered
     shared = rendered.shared
     return render(SharedOrder(in_node_time(order, ahead), shared.ready, shared.silent, shared.changes_at))

@@ -192,6 +192,7 @@ def _made(
         saves_at_end=job.state in (JobState.STOPPING, JobState.SUSPENDING) and spec.checkpoint is not None,
         notices=tuple(noticed[:NODES_MAX]),
         lost_after_s=lost_after_s,
+        steps_from_utc=active.steps_from_at if active else None,
         reason=job.reason[:2_000],
     )
     return SharedOrder(

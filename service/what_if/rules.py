@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from agent.protocol.errors import FieldProblem
 from agent.protocol.jobfile import JobFile
 from service.policy.price_book import PriceError
-from service.policy.types import PolicyKnobs, PolicyVerdict
+from service.policy.types import PolicyVerdict
 from service.simulation.cluster_replay import ClusterRun
 from service.simulation.replay_ledger import hours_by_cause
 from service.simulation.replay_setup import ReplaySetup
 from service.simulation.traces import CapacityTrace, TraceError, TraceFormat, read_trace
-from service.simulation.what_if import WhatIf, WhatIfAnswer, read_node_prices, what_if
+from service.simulation.what_if import SETUP, WhatIf, WhatIfAnswer, read_node_prices, what_if
 from service.what_if.schemas import (
     CurvePoint,
     OraclesOut,
@@ -69,31 +69,28 @@ def _trace(asked: Question) -> CapacityTrace:
 
 
 def _asked(asked: Question) -> WhatIf:
-    knobs, policy = asked.knobs, asked.job.policy
+    knobs = asked.knobs
     try:
         spot, on_demand = read_node_prices(asked.prices)
     except PriceError as error:
         raise CannotReplay("prices", str(error)) from None
-    value = knobs.usd_per_mtok if knobs.usd_per_mtok is not None or policy is None else policy.usd_per_mtok
     return WhatIf(
         setup=ReplaySetup(
             usd_per_hour_on_demand=on_demand,
             prices=spot,
             notice_s=knobs.notice_s,
             unannounced_share=knobs.unannounced_share,
-            acquire_s=knobs.acquire_s,
+            acquire_s=SETUP.acquire_s,
             counts_steps=True,
             gang=knobs.gang,
         ),
         slots_per_node=knobs.slots_per_node or SLOTS_PER_NODE,
         device=knobs.device or DEVICE,
         change_s=knobs.change_s,
-        usd_per_mtok=value,
-        knobs=PolicyKnobs(
-            spares_max=knobs.spares_max,
-            gain_min=knobs.gain_min,
-            is_reproducible=policy is not None and policy.keep_tp,
-        ),
+        usd_per_mtok=knobs.usd_per_mtok,
+        acquire_s=knobs.acquire_s,
+        spares_max=knobs.spares_max,
+        gain_min=knobs.gain_min,
         measured=asked.measured,
     )
 

@@ -6,10 +6,10 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from liver_core.layout.limits import Name, ShortText
-from service.policy.types import PolicyVerdict
+from service.policy.types import PolicyKnobs, PolicyVerdict
 from service.simulation.cluster_replay import POINTS_MAX
 from service.simulation.traces import TraceFormat
-from service.simulation.what_if import KNOBS, SETUP
+from service.simulation.what_if import SETUP
 
 TRACE_CHARS_MAX = 4 * 1024 * 1024
 PRICES_CHARS_MAX = 1024 * 1024
@@ -50,8 +50,12 @@ class WhatIfKnobs(BaseModel):
     unannounced_share: float = Field(
         default=SETUP.unannounced_share, ge=0, le=1, description="Share of the losses that nobody announces."
     )
-    acquire_s: float = Field(
-        default=SETUP.acquire_s, ge=0, le=86_400, description="Until a node is back that was given back."
+    acquire_s: float | None = Field(
+        default=None,
+        ge=0,
+        le=86_400,
+        description="Until a node is back that was given back; absent: as the job's policy says, "
+        f"else {SETUP.acquire_s:g} s.",
     )
     change_s: float | None = Field(
         default=None,
@@ -65,12 +69,17 @@ class WhatIfKnobs(BaseModel):
         le=USD_MAX,
         description="What a million tokens is worth; absent: as the job file says, else by on-demand prices.",
     )
-    spares_max: int = Field(default=KNOBS.spares_max, ge=0, le=64, description="Nodes held beyond those used.")
-    gain_min: float = Field(
-        default=KNOBS.gain_min,
+    spares_max: int | None = Field(
+        default=None,
+        ge=0,
+        le=64,
+        description=f"Nodes held beyond those used; absent: as the job's policy says, else {PolicyKnobs().spares_max}.",
+    )
+    gain_min: float | None = Field(
+        default=None,
         ge=0,
         le=10,
-        description="By which share another choice must be worth more.",
+        description="By which share another choice must be worth more; absent: as the job's policy says, else 0.",
     )
     gang: int = Field(default=0, ge=0, le=10_000, description="Nodes without which the job does not run.")
 
@@ -105,8 +114,8 @@ class WhatIfAsk(BaseModel):
     prices: str | None = Field(
         default=None,
         max_length=PRICES_CHARS_MAX,
-        description="CSV with pool (spot, on-demand), usd_per_hour and from_s or effective_from, of a node; absent: 1 "
-        "and 3 USD per hour.",
+        description="CSV with pool (spot, on-demand), usd_per_hour and from_s or effective_from, of a node; may have "
+        "egress_usd_per_gb, of 10^9 bytes that leave the pool. Absent: 1 and 3 USD per hour.",
     )
     knobs: WhatIfKnobs = WhatIfKnobs()
 

@@ -1,4 +1,5 @@
-"""A service as a process of its own, with an embedded PostgreSQL in a folder that is gone afterwards."""
+"""A service as a process of its own, with an embedded PostgreSQL in a folder that is gone afterwards; and a real job
+on nodes of loopback."""
 
 import contextlib
 import os
@@ -9,14 +10,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 
+from deploy.local.api import Api, until
+from deploy.local.cluster import Cluster
+from deploy.local.processes import Processes
+from tests.cluster.real_ranks_model import build_corpus
+
 START_S, END_S = 90.0, 60.0
+PATIENCE_S = 120.0
+WORLD, STEPS_AFTER = 2, 3
+"""Nodes of a real job, and the steps after which it counts as training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,84 @@ def real_service(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(10)
+
+
+@dataclass
+class RealJob:
+    """A job of two nodes that trains on loopback, once `start` has returned: service, agents, metadata endpoints and
+    Megatron ranks are processes of their own. `patience_s`: how long `wait` waits where nothing else is said."""
+
+    cluster: Cluster
+    api: Api
+    corpus: str
+    patience_s: float = PATIENCE_S
+    job_id: str = ""
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the job writes them."""
+        return self.cluster.folder / "checkpoints"
+
+    def start(self, *node_ids: str) -> None:
+        """These nodes, and then the job, until it has made its first steps."""
+        for node_id in node_ids:
+            self.cluster.start_node(node_id)
+        self.wait("ready nodes", lambda: self.cluster.ready_nodes(self.api) == set(node_ids))
+        self.job_id = self.api.post("/api/v1/jobs", slow_job(self.corpus, self.checkpoints))["job_id"]
+        self.wait("the first steps", lambda: self.job()["state"] == "running" and self.last_step() >= STEPS_AFTER)
+
+    def job(self) -> dict[str, Any]:
+        """As the service shows it."""
+        return self.api.get(f"/api/v1/jobs/{self.job_id}")
+
+    def last_step(self) -> int:
+        """That the service knows of."""
+        return self.job()["last_step"]
+
+    def wait(self, what: str, condition: Callable[[], Any], timeout_s: float | None = None) -> None:
+        """Until the condition holds; fails when a process has ended that should run."""
+        until(what, timeout_s or self.patience_s, condition, self.cluster.check)
+
+    def trains_on(self) -> None:
+        """Some more steps."""
+        before = self.last_step()
+        self.wait("more steps", lambda: self.last_step() >= before + STEPS_AFTER)
+
+
+JobT = TypeVar("JobT", bound=RealJob)
+
+
+@contextlib.contextmanager
+def real_job(
+    kind: type[JobT], make: Callable[[Path, Processes], Cluster] = Cluster, *, patience_s: float = PATIENCE_S
+) -> Iterator[JobT]:
+    """Service and corpus, before there are nodes and a job. Ends every process that came from it."""
+    with service_folder() as folder, contextlib.ExitStack() as stack:
+        processes = Processes(folder / "logs")
+        stack.callback(processes.close)
+        cluster = make(folder, processes)
+        cluster.start_service()
+        corpus = build_corpus(folder)  # Meanwhile the service starts.
+        yield kind(cluster, cluster.await_service(), corpus, patience_s)
+
+
+def slow_job(corpus: str, checkpoints: Path) -> dict[str, Any]:
+    """A job file: DP2 on two nodes, 0.2 s a step, until somebody ends it."""
+    return {
+        "name": "slow",
+        "entrypoint": "tests.agent.held_job:SlowJob",
+        "model": {
+            "num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 128, "num_attention_heads": 4, "seq_length": 32,
+            "padded_vocab_size": 264,
+        },
+        "args": {"data_prefix": corpus, "micro_batch_s": 0.05},
+        "global_batch": 8,
+        "micro_batch": 1,
+        "nodes": {"min": WORLD, "max": WORLD},
+        "layouts": {"pinned": [{"nodes": WORLD, "layout": "DP2"}]},
+        "checkpoint": {"path": str(checkpoints), "every_steps": 100},
+        "stop": {"steps": 100_000},
+    }  # fmt: skip
 
 
 def _url(process: subprocess.Popen[bytes], log: Path) -> str:

@@ -3,61 +3,31 @@ PostgreSQL, agents, a metadata endpoint that speaks AWS's protocol, Megatron ran
 
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from deploy.local.api import Api, interrupt, until
-from deploy.local.cluster import Cluster
-from deploy.local.processes import Processes
-from tests.cluster.real_ranks_model import build_corpus
-from tests.cluster.real_service import service_folder
-from tests.deploy.local.test_heard_by_queue_and_metadata import STEPS_AFTER, job_file
+from deploy.local.api import interrupt
+from tests.cluster.real_service import STEPS_AFTER, RealJob, real_job
 from tests.e2e.conftest import SHOTS, Visitor, sync_api
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 expect = sync_api.expect
-NODES = ("n1", "n2", "n3")
 WARNING_S, PATIENCE_S = 240, 240
 PATIENCE_MS, LOOK_MS = PATIENCE_S * 1_000, 200
 
 
-class Scene:
-    """A job that trains on two of three nodes."""
-
-    def __init__(self, folder: Path, processes: Processes) -> None:
-        self.cluster = Cluster(folder, processes)
-        self.cluster.start_service()
-        prefix = build_corpus(folder)
-        self.api: Api = self.cluster.await_service()
-        self.api.put("/api/v1/pools/demo-spot/price", {"price_usd_per_hour": 3.6, "on_demand_usd_per_hour": 12.0})
-        for node_id in NODES:
-            self.cluster.start_node(node_id)
-        self.wait("ready nodes", lambda: self.cluster.ready_nodes(self.api) == set(NODES))
-        self.job_id = self.api.post("/api/v1/jobs", job_file(prefix, folder / "checkpoints"))["job_id"]
-        self.wait("the first steps", lambda: self.job()["last_step"] >= STEPS_AFTER)
-        self.token = (folder / "tokens" / "operator.token").read_text().strip()
-
-    def job(self) -> dict[str, Any]:
-        return self.api.get(f"/api/v1/jobs/{self.job_id}")
-
-    def wait(self, what: str, condition: Any) -> None:
-        until(what, PATIENCE_S, condition, self.cluster.check)
-
-
 @pytest.fixture
-def scene() -> Iterator[Scene]:
-    with ExitStack() as stack:
-        folder = stack.enter_context(service_folder())
-        processes = Processes(folder / "logs")
-        stack.callback(processes.close)
-        yield Scene(folder, processes)
+def scene() -> Iterator[RealJob]:
+    """On two of three nodes that have a price."""
+    with real_job(RealJob, patience_s=PATIENCE_S) as job:
+        job.api.put("/api/v1/pools/demo-spot/price", {"price_usd_per_hour": 3.6, "on_demand_usd_per_hour": 12.0})
+        job.start("n1", "n2", "n3")
+        yield job
 
 
 def test_a_notice_for_a_node_with_a_real_rank_is_watched_to_its_commit(browser, scene):
-    watcher = Visitor(browser, scene.cluster.url, scene.token)
+    token = (scene.cluster.folder / "tokens" / "operator.token").read_text().strip()
+    watcher = Visitor(browser, scene.cluster.url, token)
     watcher.go("/")
     leaver = scene.job()["nodes"][0]
     interrupt(scene.cluster.nodes[leaver].imds_url, ends_in_s=WARNING_S)

@@ -49,6 +49,7 @@ from liver_core.handoff.proposer_events import (
 )
 from liver_core.layout import Member
 from tests.simulation import starts
+from tests.simulation.listing import Mirrors
 from tests.simulation.ranks import SimRank
 from tests.simulation.truth import Violation
 
@@ -279,6 +280,7 @@ class ProposerHost:
         self.gone = False  # never comes back
         self.skew_s = simulation.skew_s()
         self.proposer = self._new_proposer()
+        self.mirrors = Mirrors(simulation, name)
 
     def _new_proposer(self) -> Proposer:
         sim = self.simulation
@@ -317,9 +319,19 @@ class ProposerHost:
         sim = self.simulation
         match effect:
             case PersistProposal(record=record):
+                opens = record.proposal is not None and record.proposal.handoff_id not in self.mirrors.kept
+                if opens:
+                    self.mirrors.say_record(record)  # First: one that is killed in between must still tell of it.
+                    if sim.listing.crashes_now():
+                        self.crash_after = -1
+                        return
+                    assert record.proposal is not None
+                    sim.truth.attempts[record.proposal.handoff_id] = self.name
                 if record.phase is not self.journal.phase or record.proposal is not self.journal.proposal:
                     sim.note(_about(self.name, record))
                 self.journal = record
+                if not opens:
+                    self.mirrors.say_record(record)
             case SendOrder(member=member, order=order):
                 sim.truth.order_spoken(order, self.journal)
                 sim.remember(order)
@@ -327,6 +339,10 @@ class ProposerHost:
             case HandoffEnded():
                 sim.note(f"{effect.handoff_id} ended {effect.stage} ({effect.decision}) {effect.reason}")
                 sim.truth.handoff_ended(effect)
+                if sim.listing.crashes_now():
+                    self.crash(0.2 + 4.0 * sim.listing.random.random())
+                else:
+                    self.mirrors.say_ended(effect)
             case Refused():
                 sim.note(f"{self.name} refused: {effect.reason}")
                 sim.refused += 1
@@ -345,12 +361,14 @@ class ProposerHost:
             self.ticking = False
             self.crash_after = NEVER
             self.incarnation += 1
+            self.mirrors.lose_memory()
             self.simulation.clock.after(restart_after_s, self.restart)
 
     def restart(self) -> None:
         if not self.up:
             self.up = True
             self.proposer = self._new_proposer()
+            self.mirrors.restore(self.journal)
             self._arm()
 
     @property

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agent.driver import progress
 from liver_core.handoff import (
     Cutover,
     Decision,
@@ -53,7 +54,8 @@ from liver_core.handoff.participant_events import (
 from liver_core.handoff.proposer_events import PersistProposal, ProposerEffect, ProposerEvent
 from liver_core.handoff.tally import Tally
 from liver_core.layout import Member
-from tests.simulation import starts
+from service.handoffs import rules
+from tests.simulation import checkpoints, starts
 from tests.simulation.simulation import Machines
 
 CutoverEffects = tuple[CutoverEffect, ...]
@@ -321,11 +323,15 @@ def _any_start_of_mine(order: Order, record: ParticipantRecord, member: Member, 
     return member in order.target.members and order.generation >= record.highest_generation
 
 
-def _none_of_them(*_: object, **__: object) -> tuple[str, ...]:
+def _none_of_them(*_: object, **__: object) -> tuple[()]:
     return ()
 
 
-def _always(**_: object) -> bool:
+def _the_lease_all_the_same(generation: int, *, wanted: int, until: float, **_: object) -> float | None:
+    return until if generation >= wanted else None
+
+
+def _always(*_: object, **__: object) -> bool:
     return True
 
 
@@ -390,6 +396,10 @@ REQUIRED = {
     "start beside the older rank": Bug(Machines(participant=StartsBesideTheOlderRank)),
     "older numbers after a start": Bug(Machines(participant=KeepsOlderNumbers)),
     "start while an older world may step": Bug(patches=((generations, "unfenced", _none_of_them),)),
+    "end untold by a host that was killed": Bug(patches=((progress, "untold_ends", _none_of_them),)),
+    "older copy of a handoff taken": Bug(patches=((rules, "replaces", _always),)),
+    "step beside a world that was heard": Bug(patches=((starts, "lease_for", _the_lease_all_the_same),)),
+    "checkpoint of a fenced world": Bug(patches=((checkpoints, "may_publish", _always),)),
     "handoff numbered into a newer start": Bug(patches=((proposer, "next_handoff", _whatever_was_heard),)),
 }
 MORE = {

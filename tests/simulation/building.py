@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from liver_core.handoff import Order, Reason
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 
+ANSWER_S = 0.2
+
+
 class Building:
     """One per target of a rescue. Who fails says so in the store, as far as it can."""
 
@@ -23,6 +27,7 @@ class Building:
         self.entered: dict[Member, tuple[SimRank, Cutover | None]] = {}
         self.entered_at: dict[Member, float] = {}
         self.arrived: set[Member] = set()
+        self.known_at = math.inf  # by then every rank that lives knows that all have arrived
         self.disturbed = False  # something that is no fault of the machines is in the way
 
     def enter(self, rank: SimRank) -> None:
@@ -48,9 +53,10 @@ class Building:
             self.disturbed = True
             self._fail(Reason(f"{gone[0]} is gone", "build", rank.cutover_rank), rank)
             return
+        self.known_at = self.simulation.clock.now + 0.01 + ANSWER_S
         for each, machine in self.entered.values():
             each.take_what_survivors_hold(self.order)
-            delay_s = 0.01 + 0.2 * self.simulation.random.random()
+            delay_s = 0.01 + ANSWER_S * self.simulation.random.random()
             self.simulation.clock.after(delay_s, each.answer, machine, TargetBuilt())
 
     def _fail(self, reason: Reason, first: SimRank) -> None:

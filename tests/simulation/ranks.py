@@ -130,7 +130,7 @@ class SimWorld:
         for rank in ranks:
             rank.apply_step(self)
         if self.steps % CHECKPOINT_EVERY == 0:
-            self.simulation.truth.checkpoint_version = ranks[0].version
+            self.simulation.checkpoints.begin(self, ranks)
         self._begin_step()
 
     def _apply_later(self) -> None:

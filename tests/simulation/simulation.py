@@ -34,9 +34,11 @@ from liver_core.handoff.proposer_events import Amend, Cancel, Open
 from liver_core.layout import Member, ParallelLayout, Roster
 from tests.simulation.agents import ProposerHost, SimAgent, is_bound
 from tests.simulation.building import Building
+from tests.simulation.checkpoints import Checkpoints
 from tests.simulation.clock import Clock
 from tests.simulation.convergence import Convergence
 from tests.simulation.coverage import Coverage
+from tests.simulation.listing import Listing
 from tests.simulation.network import Network
 from tests.simulation.plans import LEAD, SERVICE, Fault, Intent, Plan, draw_plan
 from tests.simulation.ranks import Barrier, SimRank, SimWorld
@@ -95,6 +97,8 @@ class Simulation:
         self.agents = {member: self._agent(member, first) for member in self.plan.members}
         lead = ProposerHost(self, LEAD, ProposerRecord(highest_generation=1))
         self.hosts = {LEAD: lead, SERVICE: ProposerHost(self, SERVICE, ProposerRecord())}
+        self.checkpoints = Checkpoints(self)
+        self.listing = Listing(self)
         self._start_world(first)
         self.starts = Starts(self)
 
@@ -110,8 +114,10 @@ class Simulation:
         self.clock.after(plan.chaos_s, self._calm)
         self.clock.after(THINK_S, self._think)
         self.starts.begin()
+        self.listing.begin()
         for _ in range(EVENTS_MAX):
             if not self.chaos and self._rests():
+                self.listing.check()
                 return self.truth
             if self.clock.now > plan.chaos_s + REST_WITHIN_S:
                 break
@@ -576,7 +582,7 @@ class Simulation:
             return False
         if self.starts.is_busy or any(agent.participant.record.replaced is not None for agent in self.agents.values()):
             return False
-        if len(world.at_boundary) != len(world.roster.members):
+        if len(world.at_boundary) != len(world.roster.members) or not self.listing.is_settled:
             return False
         return not any(is_bound(agent) for agent in self.agents.values())
 

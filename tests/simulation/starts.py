@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from agent.link.step_leases import ASK_SHARE, may_go_on
+from agent.link.step_leases import ASK_SHARE, answered_ago, lease_for, may_go_on
 from agent.protocol.sync import LEASE_SHARE
 from liver_core.handoff import Order, ParticipantRecord, Reason, StoreAddress, generations, start_order
+from liver_core.handoff.generations import StartWait
 from liver_core.handoff.participant_events import StartReceived, WorldReplaced
 from liver_core.layout import Member, ParallelLayout, Roster
 
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 LOST_AFTER_S = 16.0
 """The service may start the job elsewhere when a node is not heard for so long."""
+LEASE_S = LEASE_SHARE * LOST_AFTER_S
 SYNC_S, ANSWER_S = 0.5, 4.0
+OVERDUE_S = 3.0
+"""The service counts a node as not heard when its report is so late (`service.jobs.queries.OVERDUE_S`)."""
 EXTENDED_S = 1.5
 """A lease of an agent that takes the service for away."""
 START_WITHIN_S, GATHER_S, WANTED_S = 20.0, 12.0, 18.0
@@ -51,6 +55,7 @@ class Starts:
         self.wanted_at = 0.0
         self.said: dict[Member, Said] = {}
         self.worlds: dict[Roster, None] = {}  # those that there are or were, and targets of handoffs, as it has heard
+        self.steps_from: dict[int, float] = {}  # of each start: before, its ranks step nowhere; a part of its orders
         self.listening_since = 0.0
         self.cut_off: dict[Member, bool] = {}  # from the service, and whether from everybody else too
         self.gatherings: dict[str, Gathering] = {}
@@ -101,7 +106,8 @@ class Starts:
         sim = self.simulation
         if self.wanted is None:
             return
-        waits = self._unfenced(self.wanted)
+        wait = self._wait(self.wanted)
+        waits = wait.leased
         if waits and sim.clock.now > self.wanted_at + WANTED_S:
             sim.note(f"the start is not wanted any more, for {waits[0]} is heard")
             self.wanted = None
@@ -114,6 +120,7 @@ class Starts:
         sim.truth.started(generation)
         sim.job_row, self.begun_at = max(sim.job_row, generation), sim.clock.now
         sim.note(f"the service starts generation {generation}")
+        sim.listing.drop_open(f"the job starts again as generation {generation}")
         self.newest = start_order(
             Roster(sim.job_id, generation, ParallelLayout(dp=len(members)), members),
             StoreAddress("127.0.0.1", 4_000),
@@ -124,22 +131,25 @@ class Starts:
             cause="checkpoint",
             checkpoint=str(sim.truth.checkpoint_version),
         )
+        self.steps_from[generation] = sim.clock.now + wait.steps_after_s
         self.worlds[self.newest.target] = None  # It may begin before any of its members reports it.
+        for agent in sim.agents.values():
+            sim.clock.after(self._delay_s(), self._wake, agent, self.newest)
 
-    def _unfenced(self, target: tuple[Member, ...]) -> tuple[str, ...]:
-        """Nodes whose leases a start on `target` waits for."""
+    def _wait(self, target: tuple[Member, ...]) -> StartWait:
+        """What a start on `target` waits for, by the product's rule."""
         said = self.said
         older = [
             world.members
             for world in self.worlds
             if not any(_is_over(said[member].record, world) for member in world.members)
         ]
-        leased = [member.node_id for member in said if self._may_be_leased(member)]
-        return generations.unfenced(older, target=target, leased=leased)
+        ages = [(member.node_id, self.simulation.clock.now - self._heard_at(member)) for member in said]
+        lost_sight_of = [(name, ago_s) for name, ago_s in ages if ago_s >= OVERDUE_S]
+        return generations.start_wait(older, target=target, lost_sight_of=lost_sight_of, lease_s=LEASE_S)
 
-    def _may_be_leased(self, member: Member) -> bool:
-        since = max(self.said[member].sent_at, self.listening_since)
-        return self.simulation.clock.now < since + LEASE_SHARE * LOST_AFTER_S
+    def _heard_at(self, member: Member) -> float:
+        return max(self.said[member].sent_at, self.listening_since)
 
     def _learn(self, record: ParticipantRecord) -> None:
         """A handoff that was under way may have gone on unheard, so that its target stays known."""
@@ -179,6 +189,11 @@ class Starts:
         agent.heard_at = max(agent.heard_at, said.sent_at)
         agent.consider(newest)
         self._renew(agent)
+
+    def _wake(self, agent: SimAgent, newest: Order) -> None:
+        """Agents wait for news with a request open: a start is told at once to those that are heard."""
+        if agent.up and self._passes(agent.member):
+            agent.consider(newest)
 
     def _passes(self, member: Member) -> bool:
         network = self.simulation.network
@@ -220,16 +235,22 @@ class Starts:
     def _renew(self, agent: SimAgent) -> None:
         sim = self.simulation
         now, recent_s = sim.clock.now, ASK_SHARE * LOST_AFTER_S
-        until = agent.heard_at + LEASE_SHARE * LOST_AFTER_S
+        until = agent.heard_at + LEASE_S
         if now - agent.heard_at > recent_s:
-            known = [now - other.heard_at for other in sim.agents.values() if self._answers(other, agent)]
+            own = 0 if agent.orders is None else agent.orders.generation
+            asked = [other for other in sim.agents.values() if self._answers(other, agent)]
+            known = [answered_ago(_status(other, now), wanted=own) for other in asked]
             reaches = bool(known) or not self.cut_off.get(agent.member, False)
             if may_go_on(is_there=any(ago <= recent_s for ago in known), reaches_anybody=reaches):
                 until = now + EXTENDED_S
         rank = agent.rank
-        newest = 0 if agent.orders is None else agent.orders.generation
-        if rank is not None and rank.alive and rank.belongs_to >= newest:
-            rank.leased_until = until
+        if rank is None or not rank.alive:
+            return
+        wanted = 0 if agent.orders is None else agent.orders.generation
+        steps_from = self.steps_from.get(wanted)
+        lease = lease_for(rank.belongs_to, wanted=wanted, steps_from=steps_from, until=until, at=now, now=now)
+        if lease is not None:
+            rank.leased_until = lease
 
     def _answers(self, other: SimAgent, asking: SimAgent) -> bool:
         alone = self.cut_off.get(other.member, False) or self.cut_off.get(asking.member, False)
@@ -288,6 +309,12 @@ def _is_over(record: ParticipantRecord, world: Roster) -> bool:
 def _has_lost(record: ParticipantRecord, generation: int) -> bool:
     """Whether the record shows that its member's rank of this start is gone."""
     return record.highest_generation >= generation and record.active is None
+
+
+def _status(agent: SimAgent, now: float) -> dict[str, float | int | None]:
+    """What an agent tells others of itself."""
+    active = agent.participant.record.active
+    return {"service_heard_s": now - agent.heard_at, "active_generation": active and active.generation}
 
 
 def consider(agent: SimAgent, order: Order | None) -> None:

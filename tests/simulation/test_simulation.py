@@ -89,6 +89,10 @@ def test_all_bugs_that_were_asked_for_are_planted():
         "start beside the older rank",
         "older numbers after a start",
         "start while an older world may step",
+        "end untold by a host that was killed",
+        "older copy of a handoff taken",
+        "step beside a world that was heard",
+        "checkpoint of a fenced world",
         "handoff numbered into a newer start",
     }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from liver_core.handoff import Decision, Order, Phase, Report, Rung, Stage
+from liver_core.handoff.generations import start_of
 from liver_core.handoff.participant_events import ParticipantRecord, RankStage
 from liver_core.handoff.proposer_events import HandoffEnded, ProposerRecord
 
@@ -54,9 +55,11 @@ class Truth:
         self.first_steps: dict[str, set[Member]] = {}
         self.said_ready: set[tuple[str, int, Member]] = set()
         self.ended: list[HandoffEnded] = []
+        self.attempts: dict[str, str] = {}  # each handoff that was opened -> its proposer
         self.stream_failures: dict[int, str] = {}  # generation of the source -> why the live rung failed there
         self.steps = 0
         self.starts_by_service = 0
+        self.begun = 0  # the newest generation that has made a step
         self.newest_start = 0  # the newest that has made a step
         self.fences: dict[Member, int] = {}  # member -> the newest start that its agent has heard of
         self.giving_up: dict[Member, bool] = {}  # member -> whether its disk says that its rank is being ended
@@ -75,6 +78,7 @@ class Truth:
         self.steps += 1
         if world.era == NOT_BEGUN:
             world.era = self._first_step_of_start(rank, world)
+        self.begun = max(self.begun, world.generation)
         if rank.value != self.value(rank.version):
             raise Violation(f"H1: {rank} has a wrong state at version {rank.version} in generation {world.generation}")
         if world.era < self.era and not (at_cutover and self.starts_by_service):
@@ -87,6 +91,12 @@ class Truth:
         """`rank` is about to apply a step."""
         if rank.partial:
             raise Violation(f"H1: {rank} applies a step that was dropped before its gradients were whole")
+
+    def checkpoint_published(self, generation: int, version: int) -> None:
+        """A checkpoint of this version is complete; it replaces any other of the same version."""
+        if start_of(generation) < start_of(self.begun):
+            raise Violation(f"checkpoint: generation {generation} publishes version {version} beside {self.begun}")
+        self.checkpoint_version = max(self.checkpoint_version, version)
 
     # Starts of the service.
 
@@ -157,7 +167,7 @@ class Truth:
         if order.rung is not Rung.RESCUE or not rank.decision_read.goes:
             return
         building, plan = simulation.building(order), simulation.plan
-        complete = set(order.target.members) <= building.arrived
+        complete = building.known_at <= simulation.clock.now
         early = simulation.clock.now < building.entered_at[rank.member] + order.cutover.build_s
         if not building.disturbed and (early or complete or not (plan.faults or plan.network[0])):
             raise Violation(f"lost after the release: {rank} falls in {order.handoff_id}, though nothing else failed")

@@ -1,7 +1,7 @@
 """`liver simulate`: a capacity trace replayed under LiveR's policy and others, without a service."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +27,22 @@ POLICIES = (
     Column("USD PER M TOKENS", right=True),
     Column("CHANGES", right=True),
 )
+Acquire = Annotated[
+    float | None,
+    typer.Option(
+        "--acquire",
+        min=0,
+        max=86_400,
+        help="Seconds to get a node back that was given back.",
+        show_default="by the job, else 120",
+    ),
+]
+Value = Annotated[
+    float | None,
+    typer.Option(
+        "--usd-per-mtok", min=0, help="What a million tokens is worth.", show_default="by the job, else on-demand"
+    ),
+]
 
 
 def simulate(
@@ -45,26 +61,28 @@ def simulate(
     ] = None,
     notice_s: Annotated[float, typer.Option("--notice", min=0, max=3_600, help="Seconds of notice.")] = 120.0,
     unannounced: Annotated[float, typer.Option(min=0, max=1, help="Share of losses without notice.")] = 0.05,
-    acquire_s: Annotated[
-        float, typer.Option("--acquire", min=0, max=86_400, help="Seconds to get a node back that was given back.")
-    ] = 120.0,
+    acquire_s: Acquire = None,
     gang: Annotated[int, typer.Option(min=0, max=10_000, help="Nodes without which the job does not run.")] = 0,
-    value: Annotated[
-        float | None,
-        typer.Option("--usd-per-mtok", min=0, help="What a million tokens is worth.", show_default="by on-demand"),
-    ] = None,
+    value: Value = None,
     report: Annotated[
         Path | None, typer.Option(help="Report of make bench-handoff to fit the cost of a change on.", metavar="FILE")
     ] = None,
+    machines: Annotated[
+        bool,
+        typer.Option("--machines", help="The product's machines carry every change; see docs/policy.md."),
+    ] = False,
     html: Annotated[Path | None, typer.Option("--html", help="Write a page with plots.", metavar="OUT")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Replay a trace of spot capacity: goodput, dollars per token, and the distance to what could have been had.
 
-    Step times are predicted from the job file. Goodput is the share of a free ideal that changes at no cost.
+    Step times are predicted from the job file, whose policy is followed.
+
+    Goodput is the share of a free ideal that changes at no cost.
     """
+    from service.simulation.machines.change_times import ChangeTimes
     from service.simulation.replay_setup import ReplaySetup
-    from service.simulation.what_if import WhatIf
+    from service.simulation.what_if import SETUP, WhatIf
 
     spot, on_demand = _read_prices(prices)
     setup = ReplaySetup(
@@ -72,18 +90,16 @@ def simulate(
         prices=spot,
         notice_s=notice_s,
         unannounced_share=unannounced,
-        acquire_s=acquire_s,
+        acquire_s=SETUP.acquire_s,
         counts_steps=True,
         gang=gang,
     )
-    asked = WhatIf(setup, slots, device, change_s, _read_cost(report), value)
+    times = ChangeTimes() if machines else None
+    asked = WhatIf(setup, slots, device, change_s, _read_cost(report), value, acquire_s, times=times)
     answer = _answered(trace_file, read_job_file(job_file), asked)
     if html is not None:
         _write(html, answer.comparison)
-    if as_json:
-        print_json(answer.facts())
-    else:
-        _show(answer)
+    print_json(answer.facts()) if as_json else _show(answer)
 
 
 def _write(path: Path, found: "Comparison") -> None:
@@ -144,8 +160,18 @@ def _show(answer: "WhatIfAnswer") -> None:
             ("short of the victim oracle", f"{facts['regret_victim_oracle']:.3%}"),
             ("tokens lost by", ", ".join(lost)),
             ("cost of a change", f"{seconds(answer.lost_s)}, {how} {answer.lost_s_source}"),
+            *_enacted(facts),
         ]
     )
+
+
+def _enacted(facts: "dict[str, Any]") -> list[tuple[str, str]]:
+    """What the machines did under LiveR's policy, where they carried the changes."""
+    if not facts["enacted"]:
+        return []
+    done = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in facts["enacted"].items() if count)
+    rows = [("enacted", done), ("handoffs refused", str(facts["handoffs_refused"]))]
+    return [*rows, ("gave up", facts["gave_up"])] if facts["gave_up"] else rows
 
 
 def _read_cost(path: Path | None) -> "ChangeCost":

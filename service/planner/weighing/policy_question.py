@@ -67,16 +67,21 @@ def question(
         standing=standing,
         served_s=inputs.served_s,
         goal=_goal(inputs, policy),
-        knobs=PolicyKnobs(
-            gain_min=policy.gain_min,
-            spares_max=policy.spares_max,
-            on_demand=policy.on_demand,
-            patience_s=policy.patience_s,
-            start_s=policy.start_s,
-            is_reproducible=policy.keep_tp,
-        ),
+        knobs=knobs_of(policy),
     )
     return PolicyQuestion(asked, pools, policy.within)
+
+
+def knobs_of(policy: PolicyRules) -> PolicyKnobs:
+    """Of a job that says so in its file."""
+    return PolicyKnobs(
+        gain_min=policy.gain_min,
+        spares_max=policy.spares_max,
+        on_demand=policy.on_demand,
+        patience_s=policy.patience_s,
+        start_s=policy.start_s,
+        is_reproducible=policy.keep_tp,
+    )
 
 
 def place_of(node: PlanNode, within: OnePlace | None) -> str:

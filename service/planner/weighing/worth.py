@@ -82,6 +82,8 @@ def _by_policy(
     asked = question(inputs, policy, ranked, candidates)
     decision = UtilityPolicy().decide(asked.asked)
     options, alerts = _looked_at(inputs, groups[0], candidates, decision)
+    if asked.asked.goal.budget_left_usd > 0 and decision.alert and Alert.LATE not in dict(alerts):
+        alerts += ((Alert.LATE, decision.alert),)
     kept = nodes_to_run_on(inputs, asked, ranked, decision)
     wanted = wanted_of(inputs, asked, ranked, kept, decision)
     said = f"; {wanted.reason}" if wanted is not None and wanted.reason else ""

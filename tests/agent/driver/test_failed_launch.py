@@ -10,6 +10,7 @@ import pytest
 
 from agent.driver.job_driver import JobDriver
 from agent.driver.rank_host import Launch
+from agent.journal import JournalError
 from agent.supervisor.records import SlotKey
 from agent.supervisor.zygote_client import ZygoteError
 from liver_core.handoff import Reason
@@ -21,9 +22,10 @@ NODES = ("a", "b")
 
 
 class Failing:
-    """Forks fail for generation 4, once `may_answer` is set."""
+    """Forks fail for generation 4, once `may_answer` is set, with `error`."""
 
     def __init__(self) -> None:
+        self.error: Exception = ZygoteError("planted: no memory for a process")
         self.states: dict[SlotKey, Any] = {}
         self.may_answer = asyncio.Event()
         self.launched: list[int] = []
@@ -32,7 +34,7 @@ class Failing:
     async def launch(self, spec: Any, origin: str) -> None:
         if spec.order.generation == 4:
             await self.may_answer.wait()
-            raise ZygoteError("planted: no memory for a process")
+            raise self.error
         self.launched.append(spec.order.generation)
         self.states[SlotKey(JOB_ID, spec.slot)] = spec
 
@@ -137,3 +139,30 @@ def test_what_comes_between_a_failed_start_and_the_drivers_turn_waits_for_that(r
 
     job = run(scenario)
     assert job.supervisor.launched == [5] and job.died == []
+
+
+@pytest.mark.parametrize("error", [KeyError("pid"), RuntimeError("planted"), AssertionError("planted")])
+def test_a_start_that_fails_in_a_way_that_nobody_expected_frees_its_slot_and_says_how(
+    run: Any, error: Exception
+) -> None:
+    async def scenario(job: Job) -> None:
+        job.supervisor.error = error
+        await job.fail()
+        assert job.died == [f"the rank could not be started: {type(error).__name__}: {error}"]
+        assert job.driver._lost[0].reason is not None and job.driver._lost[0].reason.text == job.died[0]
+        assert not job.host.is_busy(0)
+        job.host.launch(launch_of(5))
+        await settled()
+
+    assert run(scenario).supervisor.launched == [5]
+
+
+def test_what_could_not_be_persisted_while_a_rank_was_started_is_told_to_nobody(run: Any) -> None:
+    async def scenario(job: Job) -> None:
+        job.supervisor.error = JournalError("planted: the disk is full")
+        job.supervisor.may_answer.set()
+        await settled()
+        assert job.driver._inbox.empty() and job.died == []
+        assert job.host.is_busy(0), "the agent ends, and the next one looks at what runs"
+
+    run(scenario)

@@ -2,20 +2,24 @@
 
 import asyncio
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from agent.driver.journal_records import keep_mirror
 from agent.driver.lead import PEER_LOST_S, RETRY_MAX_S
 from agent.driver.planning import Learned
-from agent.journal import Table
+from agent.driver.progress import NOT_OPENED
+from agent.journal import Journal, Table
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import JobOrder
 from agent.protocol.values import HandoffState
 from liver_core.handoff import Prefer, Reason, Rung
 from liver_core.handoff.participant_events import RankStage
 from liver_core.handoff.proposer import ProposerState
+from liver_core.layout import Member
 from tests.agent.driver.lead_scene import FOUR, START_S, TO_THE_END, Scene, all_say
-from tests.agent.stub_service import StubService
+from tests.agent.stub_service import JOB_ID, StubService
 from tests.agent.waiting import fake_job
 
 
@@ -60,6 +64,48 @@ def test_what_the_steps_after_a_handoff_show_is_told_once_it_is_known(job: JobOr
         assert now.mirrors[-1].measures.lost_s == pytest.approx(0.1, abs=1e-3)
         await now.lead.tick({})
         assert len(now.mirrors) == told + 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("killed_at", ["the mirror", "the proposal"])
+def test_an_agent_that_was_killed_before_it_told_an_end_tells_it_when_it_is_back(job: JobOrder, killed_at: str) -> None:
+    async def run() -> None:
+        now = Scene(job)
+        await now.notice(60.0, "d")
+        opened = now.mirrors[-1]
+        if killed_at == "the proposal":
+            now.journal.delete(Table.PROPOSER, JOB_ID)
+        else:
+            ended = dict(now.journal.kept)
+            await now.lead.cancel(Reason("a person said so", "cancel"))
+            await now.deliver(RankStage.ABORTED)
+            assert now.mirrors[-1].state is HandoffState.ABORTED
+            for key in ended.keys() - {(Table.PROPOSER, JOB_ID)}:
+                now.journal.put(*key, ended[key])
+        again = Scene(job, now.journal)
+        again.lead.restore()
+        said = again.mirrors[-1]
+        assert (said.handoff_id, said.state, said.reason and said.reason.text) == (
+            opened.handoff_id,
+            HandoffState.ABORTED,
+            NOT_OPENED.text if killed_at == "the proposal" else "a person said so",
+        )
+        assert said.mirror_seq > opened.mirror_seq and again.lead.is_idle
+
+    asyncio.run(run())
+
+
+def test_the_handoff_of_another_agent_is_not_ended_by_one_that_only_passes_it_on(job: JobOrder) -> None:
+    async def run() -> None:
+        now = Scene(job)
+        await now.notice(60.0, "d")
+        theirs = now.mirrors[-1].model_copy(update={"proposer": "b"})
+        keep_mirror(cast(Journal, now.journal), theirs)
+        now.journal.delete(Table.PROPOSER, JOB_ID)
+        again = Scene(job, now.journal)
+        again.lead.restore()
+        assert [mirror.state for mirror in again.mirrors] == [HandoffState.PREPARING]
 
     asyncio.run(run())
 
@@ -129,6 +175,27 @@ def test_an_agent_that_is_not_reached_for_long_ends_what_is_being_prepared_and_n
         permitted.now += 2 * PEER_LOST_S
         await permitted.lead.tick(away)
         assert permitted.state is ProposerState.PERMITTED
+
+    asyncio.run(run())
+
+
+def test_an_agent_that_is_gone_since_the_boundary_leaves_no_handoff_broken_that_all_others_have_dropped(
+    job: JobOrder,
+) -> None:
+    """Its last word was that it cuts over. Nobody tells more of it, and the job that trains on was started again."""
+
+    async def run() -> None:
+        now = Scene(job)
+        await now.notice(600.0, "d")
+        for stage in (RankStage.PREPARED, RankStage.READY, RankStage.CUTTING_OVER):
+            await now.deliver(stage)
+        del now.participants[Member("d", 0)]
+        now.sent = [(member, order) for member, order in now.sent if member.node_id != "d"]
+        await now.deliver(RankStage.ABORTED, reason=Reason("not all came", "barrier"))
+        assert now.state is ProposerState.ABORTING
+        await now.lead.tick({"d": now.now - PEER_LOST_S - 1.0})
+        assert now.state is ProposerState.IDLE
+        assert now.mirrors[-1].state is HandoffState.ABORTED
 
     asyncio.run(run())
 

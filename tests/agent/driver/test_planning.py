@@ -15,7 +15,6 @@ from agent.driver.planning import (
     Plan,
     Pulse,
     Wait,
-    cutover_deadlines,
     estimate_parameters,
     ladder_inputs,
     lead_candidates,
@@ -23,7 +22,6 @@ from agent.driver.planning import (
     on_rung,
     parameters_only_of,
     plan_loss,
-    rung_for_nearer_deadline,
 )
 from agent.protocol.jobfile import DropStepRule
 from agent.protocol.sync import (
@@ -52,6 +50,7 @@ from liver_core.handoff import (
     StoreAddress,
     choose_rung,
 )
+from liver_core.handoff.ladder import cutover_deadlines, rung_for_nearer_deadline
 from liver_core.handoff.participant_events import EndedHandoff
 from liver_core.handoff.proposer_events import HandoffEnded
 from liver_core.layout import Member, ParallelLayout, Roster, from_json, to_json

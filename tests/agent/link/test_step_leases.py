@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from agent.link.step_leases import EXTENDED_S, StepLeases, may_go_on
+from agent.link.step_leases import EXTENDED_S, StepLeases, answered_ago, lease_for, may_go_on
 from agent.protocol.sync import LEASE_SHARE
 
 LOST_S = 20.0
@@ -91,3 +91,38 @@ def test_one_agent_that_hears_the_service_is_enough():
     assert not may_go_on(is_there=True, reaches_anybody=True)
     assert may_go_on(is_there=False, reaches_anybody=True)
     assert not may_go_on(is_there=False, reaches_anybody=False)
+
+
+@pytest.mark.parametrize(
+    ("generation", "steps_from", "lease"),
+    [
+        (2, None, None),
+        (100_001, None, 50.0),
+        (100_001, 1_000.0, 50.0),
+        (100_001, 1_000.5, 40.0),
+        (100_002, 1_000.5, 50.0),
+    ],
+    ids=["a replaced world", "the wanted one", "nobody steps beside it", "an older one may", "one made from it"],
+)
+def test_a_rank_steps_only_in_the_wanted_world_and_when_no_older_one_may(
+    generation: int, steps_from: float | None, lease: float | None
+):
+    moment = {"until": 50.0, "at": 40.0, "now": 1_000.0}
+    assert lease_for(generation, wanted=100_001, steps_from=steps_from, **moment) == lease
+    assert lease_for(generation, wanted=0, steps_from=None, **moment) == 50.0
+
+
+def test_a_lease_that_is_over_is_not_made_longer_for_a_world_that_waits():
+    assert lease_for(1, wanted=1, steps_from=9.0, until=30.0, at=40.0, now=0.0) == 30.0
+
+
+@pytest.mark.parametrize(
+    ("heard_s", "active", "ago"),
+    [(7.5, 3, 7.5), (7.5, None, 7.5), (None, 3, math.inf), (7.5, 100_001, 0.0), (None, 100_002, 0.0)],
+    ids=["this start", "no rank", "never heard", "a newer start", "a handoff from it"],
+)
+def test_an_agent_with_a_rank_of_a_newer_start_has_heard_the_service_since(
+    heard_s: float | None, active: int | None, ago: float
+):
+    status = {"service_heard_s": heard_s, "active_generation": active}
+    assert answered_ago(status, wanted=3) == ago

@@ -289,6 +289,33 @@ def test_an_agent_is_silent_only_after_several_tries_and_until_it_speaks() -> No
     asyncio.run(scenario())
 
 
+def test_a_call_for_which_this_agent_has_no_connection_left_is_no_silence_of_the_other_one() -> None:
+    async def scenario() -> None:
+        taken: list[Envelope] = []
+        gate = asyncio.Event()
+
+        async def slow(message: Envelope) -> None:
+            taken.append(message)
+            await gate.wait()
+
+        async with endpoint([], slow) as url:
+            client = PeerClient(lambda job_id, node_id: url, lambda job_id: (KEY,), connections_max=1)
+            client._client.timeout = httpx.Timeout(60.0, pool=0.02)
+            first = asyncio.create_task(client.send(envelope()))
+            await eventually(lambda: taken, "the only connection is in use")
+            for _ in range(4):
+                with pytest.raises(PeerUnreachable, match=r"b at .* was not called: all connections of this agent"):
+                    await client.send(envelope())
+            assert client.unreachable_since("job") == {}
+            gate.set()
+            await first
+            await client.send(envelope())
+            await client.close()
+        assert len(taken) == 2
+
+    asyncio.run(scenario())
+
+
 NEW, OLD, OLDER = "n" * 43, "o" * 43, "p" * 43
 
 

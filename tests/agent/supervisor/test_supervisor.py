@@ -360,19 +360,27 @@ def test_a_store_that_died_is_told_and_never_started_again_for_its_generation(ru
 
 @pytest.mark.real
 @pytest.mark.timeout(120)
-def test_a_store_whose_end_was_interrupted_is_ended_by_the_next_call(run_dir: Path) -> None:
-    """The job may be forgotten, or the agent may end, at any moment."""
+@pytest.mark.parametrize("ends", ["by itself", "by the next call"])
+def test_a_store_whose_end_was_interrupted_ends_and_is_not_taken_for_one_that_died(run_dir: Path, ends: str) -> None:
+    """The job may be forgotten, or the agent may end, at any moment. A process that is stopped takes no notice yet."""
 
     async def scenario() -> None:
         key = StoreKey("fake", 2)
         async with node(run_dir, preload="torch") as this:
             await this.stores.host(key, "127.0.0.1")
             process = from_json(StoreRecord, this.journal.get(Table.STORE, str(key))).process
+            send_signal(process, signal.SIGSTOP)
             first = asyncio.create_task(this.stores.retire(key))
             await asyncio.sleep(0)
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
             assert this.stores.hosted and this.journal.get(Table.STORE, str(key)) is not None
+            with pytest.raises(StoreError, match="is being ended"):
+                await this.stores.host(key, "127.0.0.1")
+            send_signal(process, signal.SIGCONT)
+            if ends == "by itself":
+                assert wait_end(process, 20.0)
+                await eventually(lambda: not this.stores.hosted, "the end is noticed")
             await this.stores.retire(key)
             assert not is_alive(process) and not this.stores.hosted
             assert this.journal.get(Table.STORE, str(key)) is None and not this.store_exits

@@ -15,12 +15,14 @@ from service.planner.change_cost import ChangeCost, cost_of_report, shipped_cost
 from service.policy.choosing import decide
 from service.policy.types import Candidate, Market, PolicyInputs, PoolView, StandingWorld
 from tests.benchmarks.planner import measured, speed
+from tests.benchmarks.policy.by_machines import machine_cases
 from tests.benchmarks.policy.clusters import fixed_cases, notice_cases, release_cases
 from tests.benchmarks.policy.places import deadline_cases, months, moving_cases, starts
 
 CASES = {
     "fixed": fixed_cases,
     "notices": notice_cases,
+    "machines": machine_cases,
     "release": release_cases,
     "deadline": deadline_cases,
     "moves": moving_cases,
@@ -95,9 +97,9 @@ def shown(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def line_of(case: dict[str, Any]) -> str:
     said = [f"{case['trace']} {case['model']} {case['mode']} lost {case['lost_s']:.1f} s"]
     said += [f"notice {case['notice_s']:g} s, {case['unannounced_share']:.0%} without"] if case["notice_s"] else []
-    for name in ("deadline_ratio", "goodput", "regret_count_oracle", "regret_victim_oracle", "usd_vs_hold_all",
-                 "tokens_vs_hold_all", "usd_over_optimum", "worst_window", "deadline_missed", "moves",
-                 "egress_usd"):  # fmt: skip
+    for name in ("deadline_ratio", "goodput", "goodput_at_once", "regret_count_oracle", "regret_victim_oracle",
+                 "usd_vs_hold_all", "tokens_vs_hold_all", "usd_over_optimum", "worst_window", "deadline_missed",
+                 "moves", "egress_usd"):  # fmt: skip
         if case.get(name) is not None:
             said.append(f"{name} {case[name]:.4f}")
     return ", ".join(said)

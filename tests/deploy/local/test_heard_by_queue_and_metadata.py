@@ -5,55 +5,34 @@ Real processes all through: service with embedded PostgreSQL, an emulator of SQS
 """
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from deploy.local.api import Api, interrupt, until
+from deploy.local.api import interrupt
 from deploy.local.cluster import Cluster
-from deploy.local.processes import Processes
 from service.clouds.aws.queue_worker import make_clients
 from service.settings import ServiceSettings
-from tests.cluster.real_ranks_model import build_corpus
+from tests.cluster.real_service import RealJob, real_job
 from tests.service.clouds.moto_server import CREDENTIALS, REGION, Account, moto_server
 
 pytest.importorskip("moto")
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 
 NODES = ("n1", "n2", "n3", "n4", "n5", "n6")
-WORLD = 2
 APART_S, SLACK_S = 5.0, 4.0
-STEPS_AFTER = 3
 QUEUE, METADATA = "aws-queue", "aws-imds"
 
 
-class Scene:
+class Scene(RealJob):
     """The running job, and both ways to announce that a machine goes."""
 
-    def __init__(self, folder: Path, processes: Processes, account: Account) -> None:
-        self.account = account
-        settings = {"AWS_ENDPOINT_URL": account.url, "AWS_REGION": REGION, "AWS_QUEUE_URL": account.queue_url}
-        given = {f"LIVER_SERVICE_{name}": value for name, value in settings.items()}
-        self.cluster = Cluster(folder, processes, service_environment=given)
-        self.cluster.start_service()
-        self.prefix = build_corpus(folder)
-        self.api: Api = self.cluster.await_service()
-        for node_id in NODES:
-            self.cluster.start_node(node_id)
-        self.wait(120, lambda: self.cluster.ready_nodes(self.api) == set(NODES), "ready nodes")
-        self.job_id = self.api.post("/api/v1/jobs", job_file(self.prefix, folder / "checkpoints"))["job_id"]
-        self.wait(120, lambda: self.job()["state"] == "running" and self.last_step() >= STEPS_AFTER, "the first steps")
-
-    def job(self) -> dict[str, Any]:
-        return self.api.get(f"/api/v1/jobs/{self.job_id}")
-
-    def last_step(self) -> int:
-        return self.job()["last_step"]
+    account: Account
 
     def handoffs(self) -> list[dict[str, Any]]:
         return self.api.handoffs(self.job_id)
@@ -73,14 +52,6 @@ class Scene:
         else:
             interrupt(self.cluster.nodes[node_id].imds_url, ends_in_s=120)
 
-    def wait(self, timeout_s: float, condition: Callable[[], Any], what: str) -> None:
-        until(what, timeout_s, condition, self.cluster.check)
-
-    def trains_on(self) -> None:
-        """Some more steps."""
-        before = self.last_step()
-        self.wait(60, lambda: self.last_step() >= before + STEPS_AFTER, "more steps")
-
     def announce(self, *channels: str) -> tuple[str, dict[str, Any]]:
         """The first node of the world goes, says each of the channels, 5 s apart. The node, and its one notice once the
         job has left it."""
@@ -89,10 +60,10 @@ class Scene:
         for number, channel in enumerate(channels):
             if number:
                 due = first + timedelta(seconds=number * APART_S)
-                self.wait(60, lambda due=due: datetime.now(UTC) >= due, "the next channel")
+                self.wait("the next channel", lambda due=due: datetime.now(UTC) >= due, 60)
             self.say(leaver, channel)
-        self.wait(30, lambda: self.sources(leaver) == set(channels), f"a notice by {channels}")
-        self.wait(60, lambda: leaver not in self.job()["nodes"] and self.job()["state"] == "running", "the handoff")
+        self.wait(f"a notice by {channels}", lambda: self.sources(leaver) == set(channels), 30)
+        self.wait("the handoff", lambda: leaver not in self.job()["nodes"] and self.job()["state"] == "running", 60)
         self.trains_on()
         new = self.handoffs()[done:]
         assert [(item["state"], item["leaving"]) for item in new] == [("active", [leaver])], json.dumps(new, indent=1)
@@ -100,35 +71,19 @@ class Scene:
         return leaver, notice
 
 
-def job_file(prefix: str, checkpoints: Path) -> dict[str, Any]:
-    return {
-        "name": "two-channels",
-        "entrypoint": "tests.agent.held_job:SlowJob",
-        "model": {
-            "num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 128, "num_attention_heads": 4, "seq_length": 32,
-            "padded_vocab_size": 264,
-        },
-        "args": {"data_prefix": prefix, "micro_batch_s": 0.05},
-        "global_batch": 8,
-        "micro_batch": 1,
-        "nodes": {"min": WORLD, "max": WORLD},
-        "layouts": {"pinned": [{"nodes": WORLD, "layout": "DP2"}]},
-        "checkpoint": {"path": str(checkpoints), "every_steps": 100},
-        "stop": {"steps": 100_000},
-    }  # fmt: skip
-
-
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
-    with ExitStack() as stack:
-        url = stack.enter_context(moto_server(tmp_path))
+    with moto_server(tmp_path) as url:
         account = Account(url, make_clients(ServiceSettings(aws_endpoint_url=url, aws_region=REGION)))
         account.make()
-        processes = Processes(tmp_path / "logs")
-        stack.callback(processes.close)
-        yield Scene(tmp_path, processes, account)
+        settings = {"AWS_ENDPOINT_URL": url, "AWS_REGION": REGION, "AWS_QUEUE_URL": account.queue_url}
+        given = {f"LIVER_SERVICE_{name}": value for name, value in settings.items()}
+        with real_job(Scene, partial(Cluster, service_environment=given)) as job:
+            job.account = account
+            job.start(*NODES)
+            yield job
 
 
 def test_one_loss_is_one_handoff_by_whichever_channels_it_is_heard(scene: Scene) -> None:
@@ -164,7 +119,7 @@ def late_twice_and_foreign(scene: Scene, node_id: str) -> None:
     for _ in range(2):
         scene.account.put(json.dumps(event))
     scene.account.warn("i-stranger")
-    scene.wait(30, lambda: sum(scene.counts().values()) == 3 and not scene.account.left(), "three messages")
+    scene.wait("three messages", lambda: sum(scene.counts().values()) == 3 and not scene.account.left(), 30)
     assert scene.counts() == {"late": 2, "foreign": 1}
     scene.trains_on()
     assert scene.handoffs() == [] and scene.notices(node_id) == []

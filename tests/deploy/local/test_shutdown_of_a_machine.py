@@ -8,6 +8,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,10 @@ import pytest
 
 pytest.importorskip("dbus_fast")
 
-from deploy.local.api import Api, until
 from deploy.local.cluster import Cluster
 from deploy.local.processes import Processes, Started
 from tests.agent.notices.logind_double import Logind, own_bus
-from tests.cluster.real_ranks_model import build_corpus
-from tests.deploy.local.test_heard_by_queue_and_metadata import STEPS_AFTER, WORLD, job_file
+from tests.cluster.real_service import WORLD, RealJob, real_job
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 NODES = ("n1", "n2", "n3")
@@ -70,35 +69,21 @@ def buses(tmp_path: Path) -> Iterator[dict[str, tuple[str, Logind, Loop]]]:
         yield found
 
 
-def test_a_job_leaves_a_machine_that_is_shut_down_while_the_shutdown_waits(tmp_path: Path, buses) -> None:
-    with ExitStack() as stack:
-        processes = Processes(tmp_path / "logs")
-        stack.callback(processes.close)
-        cluster = Machines(tmp_path, processes, {name: address for name, (address, _, _) in buses.items()})
-        cluster.start_service()
-        prefix = build_corpus(tmp_path)
-        api: Api = cluster.await_service()
-        for node_id in NODES:
-            cluster.start_node(node_id)
-        until("ready nodes", 120, lambda: cluster.ready_nodes(api) == set(NODES), cluster.check)
-        job_id = api.post("/api/v1/jobs", job_file(prefix, tmp_path / "checkpoints"))["job_id"]
-
-        def job() -> dict[str, Any]:
-            return api.get(f"/api/v1/jobs/{job_id}")
-
-        until("the first steps", 120, lambda: job()["last_step"] >= STEPS_AFTER, cluster.check)
-        leaver = job()["nodes"][0]
+def test_a_job_leaves_a_machine_that_is_shut_down_while_the_shutdown_waits(buses) -> None:
+    machines = partial(Machines, buses={name: address for name, (address, _, _) in buses.items()})
+    with real_job(RealJob, machines) as real:
+        real.start(*NODES)
+        leaver = real.job()["nodes"][0]
         _, logind, loop = buses[leaver]
-        until("the agent's lock", 120, lambda: logind.held == 1, cluster.check)
+        real.wait("the agent's lock", lambda: logind.held == 1)
 
         loop.run(logind.prepare(True))
-        until("the job to leave", 120, lambda: leaver not in job()["nodes"], cluster.check)
-        until("the shutdown to go on", 120, lambda: logind.held == 0, cluster.check)
-        before = job()["last_step"]
-        until("more steps", 120, lambda: job()["last_step"] >= before + STEPS_AFTER, cluster.check)
+        real.wait("the job to leave", lambda: leaver not in real.job()["nodes"])
+        real.wait("the shutdown to go on", lambda: logind.held == 0)
+        real.trains_on()
 
-        (handoff,) = api.handoffs(job_id)
+        (handoff,) = real.api.handoffs(real.job_id)
         assert (handoff["state"], handoff["leaving"]) == ("active", [leaver])
-        assert job()["lost_steps"] == 0 and len(job()["nodes"]) == WORLD
-        (notice,) = api.get("/api/v1/notices", node_id=leaver)
+        assert real.job()["lost_steps"] == 0 and len(real.job()["nodes"]) == WORLD
+        (notice,) = real.api.get("/api/v1/notices", node_id=leaver)
         assert [item["source"] for item in notice["channels"]] == ["shutdown"]

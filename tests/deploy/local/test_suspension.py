@@ -2,58 +2,27 @@
 processes all through (service with embedded PostgreSQL, agents, metadata endpoints, Megatron ranks)."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from deploy.local.api import Api, interrupt, until
-from deploy.local.cluster import Cluster
-from deploy.local.processes import Processes
-from tests.cluster.real_ranks_model import build_corpus
-from tests.cluster.real_service import service_folder
-from tests.deploy.local.test_heard_by_queue_and_metadata import STEPS_AFTER, WORLD, job_file
+from deploy.local.api import interrupt
+from tests.cluster.real_service import STEPS_AFTER, RealJob, real_job
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 
 NOTICE_S = 15.0
-PATIENCE_S = 120.0
-
-
-class Scene:
-    """A job that trains on the only two nodes that there are, and needs two."""
-
-    def __init__(self, folder: Path, processes: Processes) -> None:
-        self.cluster = Cluster(folder, processes)
-        self.cluster.start_service()
-        prefix = build_corpus(folder)
-        self.checkpoints = folder / "checkpoints"
-        self.api: Api = self.cluster.await_service()
-        for number in range(WORLD):
-            self.cluster.start_node(f"n{number + 1}")
-        self.wait("ready nodes", lambda: len(self.cluster.ready_nodes(self.api)) == WORLD)
-        self.job_id = self.api.post("/api/v1/jobs", job_file(prefix, self.checkpoints))["job_id"]
-        self.wait("the first steps", lambda: self.job()["last_step"] >= STEPS_AFTER)
-
-    def job(self) -> dict[str, Any]:
-        return self.api.get(f"/api/v1/jobs/{self.job_id}")
-
-    def wait(self, what: str, condition: Callable[[], Any]) -> None:
-        until(what, PATIENCE_S, condition, self.cluster.check)
 
 
 @pytest.fixture
-def scene() -> Iterator[Scene]:
-    with ExitStack() as stack:
-        folder = stack.enter_context(service_folder())
-        processes = Processes(folder / "logs")
-        stack.callback(processes.close)
-        yield Scene(folder, processes)
+def scene() -> Iterator[RealJob]:
+    """On the only two nodes that there are, and it needs two."""
+    with real_job(RealJob) as job:
+        job.start("n1", "n2")
+        yield job
 
 
-def test_a_suspension_that_was_announced_fits_a_notice_of_15_s_and_loses_no_step(scene: Scene) -> None:
+def test_a_suspension_that_was_announced_fits_a_notice_of_15_s_and_loses_no_step(scene: RealJob) -> None:
     leaver = scene.job()["nodes"][0]
     began = time.monotonic()
     interrupt(scene.cluster.nodes[leaver].imds_url, ends_in_s=NOTICE_S)

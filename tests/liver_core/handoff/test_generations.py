@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liver_core.handoff.generations import PLACES, next_handoff, next_start, start_of, unfenced
+from liver_core.handoff.generations import PLACES, StartWait, next_handoff, next_start, start_of, start_wait, unfenced
 from liver_core.layout import Member
 
 STEPS = st.lists(
@@ -88,3 +88,25 @@ def test_a_start_waits_for_the_leases_of_worlds_that_none_of_its_own_ranks_will_
     worlds: list[tuple[Member, ...]], target: tuple[Member, ...], leased: str, waits: str
 ):
     assert "".join(unfenced(worlds, target=target, leased=leased)) == waits
+
+
+@pytest.mark.parametrize(
+    ("lost_sight_of", "waits"),
+    [
+        ({}, StartWait((), 14.0)),
+        ({"a": 3.0}, StartWait(("a",), 14.0)),
+        ({"a": 3.0, "b": 13.9}, StartWait(("a", "b"), 0.0)),
+        ({"a": 14.0, "b": 30.0}, StartWait((), 0.0)),
+        ({"a": 14.0}, StartWait((), 14.0)),
+        ({"d": 3.0}, StartWait((), 14.0)),
+    ],
+    ids=["both are heard", "one is", "none is", "their leases are over", "of one they are", "it is a target"],
+)
+def test_a_start_waits_for_leases_of_nodes_that_are_not_heard_and_its_ranks_for_those_of_nodes_that_are(
+    lost_sight_of: dict[str, float], waits: StartWait
+):
+    assert start_wait([(A, B)], target=(C, D), lost_sight_of=lost_sight_of.items(), lease_s=14.0) == waits
+
+
+def test_a_start_on_a_member_of_the_older_world_waits_for_nothing():
+    assert start_wait([(A, B)], target=(B, C), lost_sight_of=[("a", 1.0)], lease_s=14.0) == StartWait((), 0.0)

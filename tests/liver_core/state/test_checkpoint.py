@@ -135,9 +135,77 @@ def _written_by_two(folder: str) -> tuple[float, float]:
 
     dist_checkpointing.save = interrupted
     checkpoint.write(tensors(1.0), {"step": 4, "value": 1.0}, path, group, generation=1)
-    checkpoint.prune(Path(folder), 2, generation=1)
+    checkpoint.prune(Path(path), 2, generation=1)
     loaded: Any = dist_checkpointing.load(tensors(0.0), path)
     return float(loaded["w"].max()), checkpoint.read_small_state(path)["value"]
+
+
+def test_a_checkpoint_is_published_only_while_a_rank_of_its_world_holds_a_step_lease(tmp_path: Path):
+    """A newer world may have written the same step, or have started from it."""
+    folder = tmp_path / "checkpoints"
+    said, asked = run_alone(_written_without_a_lease, str(folder))
+    assert "step-000000004: not published, no agent of this world is heard" in said[0]
+    assert said[1:] == [2.0, 1.0], "the newer world's, and then the one that got its lease back"
+    assert asked == 4, "twice without a lease before its ranks are to end, then without and with one"
+
+
+def _written_without_a_lease(folder: str) -> tuple[list[Any], int]:
+    """A newer world has written step 4. What happens to an older world's, and whose value is there after that."""
+    import torch
+    import torch.distributed as dist
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor
+
+    from liver_core.state import checkpoint
+    from liver_core.state.checkpoint_files import LeaseStanding
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group, path = dist.group.WORLD, f"{folder}/step-000000004"
+    assert group is not None
+    standings = iter(
+        (
+            LeaseStanding(False, False),
+            LeaseStanding(False, True),
+            LeaseStanding(False, False),
+            LeaseStanding(True, True),
+        )
+    )
+    asked = 0
+
+    def write(value: float, **how: Any) -> None:
+        tensors = {"w": ShardedTensor.from_rank_offsets("w", torch.full((4,), value))}
+        checkpoint.write(tensors, {"step": 4, "value": value}, path, group, **how)
+
+    def standing() -> LeaseStanding:
+        nonlocal asked
+        asked += 1
+        return next(standings)
+
+    said: list[Any] = []
+    write(2.0, generation=100_001)
+    try:
+        write(1.0, generation=1, standing=standing)
+    except checkpoint.CheckpointError as error:
+        said.append(str(error))
+    said.append(checkpoint.read_small_state(path)["value"])
+    write(1.0, generation=1, standing=standing)
+    return [*said, checkpoint.read_small_state(path)["value"]], asked
+
+
+def test_what_a_replaced_world_wrote_later_does_not_push_out_the_checkpoint_that_is_the_newest_now(tmp_path: Path):
+    run_alone(_pruned, str(tmp_path))
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-000000006", "step-000000008"]
+
+
+def _pruned(folder: str) -> None:
+    """Four checkpoints; the third has just been written, one is kept."""
+    from liver_core.state.checkpoint import prune
+    from liver_core.state.checkpoint_files import SMALL_STATE_FILE
+
+    path = Path(folder)
+    for step in (2, 4, 6, 8):
+        (path / f"step-{step:09d}").mkdir()
+        (path / f"step-{step:09d}" / SMALL_STATE_FILE).write_text("{}")
+    prune(path / "step-000000006", 1)
 
 
 def test_a_rank_writes_its_files_itself_and_says_which_it_could_not_write(tmp_path: Path):

@@ -58,6 +58,13 @@ def test_a_want_is_one_open_request_however_often_it_is_said_and_ends_when_the_m
     assert asked(context, clock, spot(3))[1:] == [("a", "spot", 3, "")]
 
 
+def test_a_want_can_end_by_a_clock_that_is_a_little_behind_the_one_by_which_it_began(context, clock):
+    """Two replicas read the database's clock each for itself."""
+    asked(context, clock, spot(2))
+    clock.advance(-0.5)
+    assert asked(context, clock, spot(0)) == [("a", "spot", 2, HAS_THEM)]
+
+
 def test_a_pool_from_which_nothing_came_counts_as_empty_for_half_an_hour(context, clock):
     bought = PoolWant("a", "", Market.ON_DEMAND, 3.0, held=0, hold=1)
     asked(context, clock, spot(2), bought)

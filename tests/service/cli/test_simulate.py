@@ -49,6 +49,17 @@ def test_a_person_sees_a_table_and_that_the_cost_of_a_change_is_a_guess(tmp_path
     assert "checkpoint restart" in found.stdout and "two CPU cores" in found.stdout
 
 
+def test_the_policy_of_the_job_file_is_followed_but_for_what_is_asked(tmp_path) -> None:
+    """Its tokens are worth less than any node costs."""
+    own = JOB + "policy: {usd_per_mtok: 0.000001}\n"
+    rich = ("--usd-per-mtok", "3000")
+    plain, poor, asked = (
+        json.loads(run(tmp_path, "--json", "--change", "2", *more, job=job).stdout)["tokens"]
+        for job, more in ((JOB, rich), (own, ()), (own, rich))
+    )
+    assert poor == 0 and asked == plain > 0
+
+
 @pytest.mark.parametrize(
     ("given", "rule"),
     [

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from agent.protocol.values import HandoffCause, HandoffState
 from liver_core.layout import ParallelLayout
-from service.handoffs.rules import Copy, is_newer, is_open, orders_differ, why_opened
+from service.handoffs.rules import Copy, is_newer, is_open, orders_differ, replaces, why_opened
 from tests.service.fake_agent import mirror, roster
 
 
@@ -35,6 +35,16 @@ def test_of_two_different_copies_exactly_one_is_newer():
         if ended and one.mirror_seq == other.mirror_seq:
             continue
         assert is_newer(one, other) != is_newer(other, one)
+
+
+def test_a_handoff_that_was_dropped_before_it_had_a_number_is_opened_anew_only_by_a_copy_made_later():
+    """An older copy, that a peer passes on late, is not the news of an agent that drives it on."""
+    dropped = Copy(HandoffState.ABORTED, 1, 4)
+    for state in (HandoffState.PREPARING, HandoffState.READY, HandoffState.ABORTED):
+        assert replaces(Copy(state, 1, 5), dropped, has_number=False)
+        assert not replaces(Copy(state, 1, 3), dropped, has_number=False)
+        assert not replaces(Copy(state, 1, 4), dropped, has_number=False)
+    assert not replaces(Copy(HandoffState.READY, 1, 5), dropped, has_number=True)
 
 
 def test_nodes_are_told_of_new_handoffs_new_plans_and_ends_and_of_nothing_between():

@@ -454,6 +454,17 @@ def test_a_restart_elsewhere_waits_until_no_node_that_is_not_heard_can_hold_a_st
     assert act(replace(lost, lost_sight_of=())).do is Do.START, "who is heard learns of it at once"
 
 
+def test_ranks_of_a_start_wait_as_long_as_a_world_that_is_heard_may_hold_a_lease_if_it_is_cut_off_now():
+    lost = view(revoked=("b",), restart=ELSEWHERE, lost_sight_of=(("b", at(-30)),))
+    assert (act(lost).do, act(lost).steps_after_s) == (Do.START, 14.0), "a and c are heard"
+    unheard = tuple((name, at(-30)) for name in "abc")
+    assert act(replace(lost, lost_sight_of=unheard)).steps_after_s == 0.0, "their leases are over"
+    assert act(replace(lost, restart=START)).steps_after_s == 0.0, "a ends its older rank before it starts the next"
+    broken = RankError("rank 1 on node b is broken", "it failed", node="b", rank=1)
+    dead = replace(lost, revoked=(), errors=(broken,), error_at=at(-9))
+    assert (act(dead).do, act(dead).steps_after_s) == (Do.START, 0.0), "a world without one of its ranks does not step"
+
+
 def test_a_restart_waits_for_no_lease_of_a_world_that_has_lost_a_rank_or_gives_one_to_the_next():
     lost = view(revoked=("b",), restart=ELSEWHERE, lost_sight_of=(("b", at(-1)),))
     assert act(lost).do is Do.NOTHING

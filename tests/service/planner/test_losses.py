@@ -1,6 +1,8 @@
 """What is planned before it happens: losses of nodes, groups and zones, each as the planner would decide it."""
 
 from dataclasses import replace
+from itertools import combinations
+from statistics import mean
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from service.planner import losses
 from service.planner.choices import Candidates, best_choice
 from service.planner.decision import decide, seconds_of
 from service.planner.feasibility import rule_violations
-from service.planner.inputs import PlanInputs, PlannerVerdict, PlanNode
+from service.planner.inputs import PlanInputs, PlannerVerdict, PlanNode, PoolMarket
 from service.planner.losses import layouts_by_count, loss_plans, standing_plans, without
 from tests.service.planner.test_decision import job, nodes, started
 
@@ -45,6 +47,64 @@ def test_the_loss_of_a_zone_has_a_plan_that_takes_nothing_there():
         assert plan.target is not None and not {name for name in plan.target.node_ids() if name[0] == zone}
     # One node of a zone is a loss of one node; there is one plan for it.
     assert ("z0",) in plans and sum(len(leaving) > 1 for leaving in plans) == 2
+
+
+def pooled(count: int, pool: str = "a") -> tuple[PlanNode, ...]:
+    return tuple(PlanNode(f"{pool}{at}", 1, pool=pool) for at in range(count))
+
+
+def test_groups_that_a_pool_loses_at_once_have_plans_the_likeliest_first_and_bounded(monkeypatch):
+    rules = job(nodes={"min": 1, "max": 6}, layouts={"allowed": ["DP6", "DP5", "DP4", "DP3", "DP2"]}, global_batch=60)
+    inputs = started(PlanInputs(rules, (*pooled(4), *pooled(2, "b"))))
+    assert inputs.world is not None
+    singles = tuple((name,) for name in inputs.world.node_ids())
+    pools = (("a0", "a1", "a2", "a3"), ("b0", "b1"))
+    plain = replace(inputs, markets=(PoolMarket("a", life_s=3_600.0, group_sizes=((1, 1.0),)),))
+    assert [plan.leaving for plan in standing_plans(plain)] == [*singles, *pools]
+    # Of four triples each is lost more often than each of six pairs; so is all of a pool than any of its parts.
+    seen = PoolMarket("a", life_s=3_600.0, group_sizes=((1, 0.4), (2, 0.3), (3, 0.3)))
+    plans = standing_plans(replace(inputs, markets=(seen,)))
+    assert [plan.leaving for plan in plans] == [
+        *singles, *pools, *combinations(pools[0], 3), *combinations(pools[0], 2)
+    ]  # fmt: skip
+    for plan in plans:
+        expected = decide(without(inputs, plan.leaving))
+        assert (plan.target, plan.reason) == (expected.target, expected.reason) and plan.target is not None
+        assert "per step" in plan.reason, "with its estimate"
+    monkeypatch.setattr(losses, "GROUPS_IN_PLANS_MAX", 5)
+    assert [plan.leaving for plan in standing_plans(replace(inputs, markets=(seen,)))] == [
+        plan.leaving for plan in plans[: len(singles) + len(pools) + 5]
+    ]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    members=st.integers(1, 6),
+    others=st.integers(0, 4),
+    weights=st.lists(st.integers(1, 5), min_size=1, max_size=6),
+)
+def test_the_chances_of_all_sets_sum_to_that_of_losing_any_member(members, others, weights):
+    """Every loss takes so many of ours, each as likely: by counting all of them."""
+    ours = members + others
+    sizes = tuple((size, weight / sum(weights)) for size, weight in enumerate(weights[:ours], start=1))
+    market = PoolMarket("a", life_s=10.0, ours=ours, group_sizes=sizes)
+    for count in range(1, members + 1):
+        given_set = set(range(count))
+        hits = sum(
+            share * mean(set(lost) & set(range(members)) == given_set for lost in combinations(range(ours), size))
+            for size, share in sizes
+        )
+        assert losses._chance_of_set(market, members, count) == pytest.approx(hits / 10.0)
+
+
+def test_a_group_is_named_with_its_share_of_the_losses_and_what_would_be_left():
+    rules = job(nodes={"min": 1, "max": 6}, layouts={"allowed": ["DP6", "DP5", "DP4", "DP3", "DP2"]}, global_batch=60)
+    seen = PoolMarket("a", life_s=3_600.0, group_sizes=((1, 0.7), (3, 0.3), (9, 0.0)))
+    inputs = replace(started(PlanInputs(rules, (*pooled(4), *pooled(2, "b")))), markets=(seen,))
+    found = {plan.what: (plan.nodes_lost, plan.layout) for plan in loss_plans(inputs)}
+    assert found["3 nodes of pool a, 30% of its losses"] == (3, "TP1xPP1xDP3")
+    assert found["pool b"] == (2, "TP1xPP1xDP4") and found["pool a"] == (4, "TP1xPP1xDP2")
+    assert not any("9 nodes" in what for what in found)
 
 
 def test_no_more_plans_are_made_than_may_travel_and_one_always_is(monkeypatch):

@@ -19,7 +19,7 @@ DAY_S, HOUR_S = 86_400.0, 3_600.0
 RICH = 20 * MARGIN
 
 
-def market(pool: str = "a", usd: float = 1.0, *, offered: int = 8, life_s: float = DAY_S, **more) -> PoolMarket:
+def market(pool: str = "a", usd: float = 1.0, *, offered: int = 8, life_s: float | None = DAY_S, **more) -> PoolMarket:
     return PoolMarket(pool, usd, 3.0, life_s, offered=offered, on_demand_offered=4, **more)
 
 
@@ -223,14 +223,23 @@ def test_a_deadline_that_is_over_is_protected_no_longer_neither_by_prices_nor_by
         assert "worth their price" in decision.reason and "goes on" not in decision.reason
 
 
-def test_where_nothing_leaves_time_to_start_on_demand_the_reason_speaks_of_that_and_of_no_price():
+def test_a_deadline_that_spot_nodes_alone_do_not_keep_is_said_and_they_are_wanted_all_the_same():
     """Four nodes need 2160 s, and a start takes 600 s."""
     inputs = replace(
         weighing(*fleet(*"abcd"), on_demand=False, start_s=600), remaining=Remaining(steps=3_600, deadline_in_s=2_400)
     )
     decision = decide(inputs)
-    assert "nothing that can be had leaves time to start on demand before the deadline" in decision.reason
-    assert "worth its price" not in decision.reason and "no layout fits" not in decision.reason
+    assert held(decision) == {("a", Market.SPOT): (4, 4)}, decision.reason
+    assert decision.alerts == (Alert.LATE,) and "goes on" not in decision.reason
+    assert decision.reason.endswith("the deadline will be missed by 0.1 h, with the time that a start takes")
+    in_time = decide(replace(inputs, remaining=Remaining(steps=3_600, deadline_in_s=4_000)))
+    assert in_time.alerts == () and held(in_time) == {("a", Market.SPOT): (4, 4)}
+
+
+def test_on_demand_nodes_are_wanted_for_a_deadline_also_where_no_spot_node_was_ever_lost():
+    never = weighing(*fleet(*"abcd"), markets=(market(life_s=None),), start_s=600)
+    decision = decide(replace(never, remaining=Remaining(steps=3_600, deadline_in_s=2_400)))
+    assert held(decision)[("a", Market.ON_DEMAND)] == (0, 4), decision.reason
 
 
 def test_a_job_that_waits_for_better_nodes_says_so_and_not_that_it_moves():

@@ -322,3 +322,57 @@ def test_no_dearer_nodes_are_wanted_for_a_deadline_that_cannot_be_met() -> None:
         decision = decide(gang(goal=Goal(tokens_left=10 * HOUR_S, deadline_in_s=left_h * HOUR_S)))
         assert decision.option is not None and decision.option.place == place, (left_h, decision.reason)
         assert bool(decision.alert) is (left_h < 10)
+
+
+@pytest.mark.parametrize("is_priced", [False, True], ids=["have no price", "must not be bought"])
+def test_a_job_on_spot_nodes_alone_runs_however_little_time_its_deadline_leaves(is_priced: bool) -> None:
+    """Ten hours of work, where a start takes ten minutes."""
+    pools, knobs = gang().pools, replace(gang().knobs, on_demand=not is_priced)
+    for left_h, alert in (
+        (20.0, ""),
+        (10.2, ""),
+        (10.1, "missed by 0.0667 h, with the time that a start takes"),
+        (9.9, "missed by 0.1 h, even on all nodes"),
+        (9.0, "missed by 1 h, even on all nodes"),
+        (-1.0, "missed by 11 h, even on all nodes"),
+    ):
+        goal = Goal(tokens_left=10 * HOUR_S, deadline_in_s=left_h * HOUR_S)
+        decision = decide(gang(pools=pools if is_priced else pools[:2], knobs=knobs, goal=goal))
+        assert decision.option is not None and decision.option.place == "cheap", (left_h, decision.reason)
+        assert alert in decision.alert and bool(alert) == bool(decision.alert), left_h
+
+
+def test_a_job_on_spot_nodes_alone_is_warned_when_a_loss_would_cost_its_deadline() -> None:
+    running = gang(
+        pools=(spot("cheap", held=1),),
+        standing=StandingWorld("gang", 1, "cheap", (("cheap", 1),)),
+        goal=Goal(tokens_left=10 * HOUR_S, deadline_in_s=10.1 * HOUR_S),
+    )
+    decision = decide(running)
+    assert decision.verdict is PolicyVerdict.STAY
+    assert decision.alert == "the deadline will be missed if nodes are lost: no time is left for another start"
+    assert decide(replace(running, goal=replace(running.goal, deadline_in_s=10.2 * HOUR_S))).alert == ""
+
+
+@pytest.mark.parametrize(
+    ("left_s", "layout", "hold"),
+    [
+        (500.0, "DP2", {"a": 2}),  # Nothing else makes a step before.
+        (1_000.0, "DP4", {"a": 4}),  # Two more nodes of the place come after 600 s.
+        (3_000.0, "DP8", {"b": 8}),  # There are eight elsewhere, and a start takes 1,200 s.
+    ],
+)
+def test_who_misses_a_deadline_on_spot_nodes_alone_does_the_most_until_then(left_s, layout, hold) -> None:
+    layouts = tuple(replace(each, change_s=60.0) for each in linear())
+    decision = decide(
+        PolicyInputs(
+            (replace(spot("a", held=2, offered=2), acquire_s=600.0), spot("b", held=8, usd=5.0)),
+            layouts,
+            3.0,
+            standing=StandingWorld("DP2", 2, "a", (("a", 2),)),
+            goal=Goal(tokens_left=1e9, deadline_in_s=left_s),
+            knobs=PolicyKnobs(start_s=1_200.0, spares_max=0),
+        )
+    )
+    assert decision.best is not None and decision.best.layout == layout, decision.reason
+    assert dict(decision.best.hold) == hold

@@ -81,11 +81,23 @@ def test_a_price_counts_from_its_time_on_and_the_first_before_it_too() -> None:
         ("pool,price\na,1\n", "must name the columns"),
         ("pool,from_s,usd_per_hour\na,0,-1\n", "row 2: usd_per_hour must be"),
         ("pool,from_s,usd_per_hour\na,soon,1\n", "row 2: 'soon' is neither"),
+        ("pool,from_s,usd_per_hour,egress_usd_per_gb\na,0,1,\na,9,1,x\n", "row 3: egress_usd_per_gb must be .*'x'"),
+        ("pool,from_s,usd_per_hour,egress_usd_per_gb\na,0,1,-0.1\n", "row 2: egress_usd_per_gb must be"),
+        ("pool,from_s,usd_per_hour,egress_usd_per_gb\na,0,1,nan\n", "row 2: egress_usd_per_gb must be"),
+        ("pool,from_s,usd_per_hour,egress_usd_per_gb\na,0,1,1\na,9,1,2\n", "row 3: egress.* must be 1 as before, is 2"),
     ],
 )
 def test_prices_that_cannot_be_read_name_row_and_column(text: str, rule: str) -> None:
     with pytest.raises(PriceError, match=rule):
         read_prices(text)
+
+
+def test_what_leaves_a_pool_has_a_price_where_the_file_names_one() -> None:
+    text = "pool,effective_from,usd_per_hour,egress_usd_per_gb\n"
+    rows = "a,2026-01-01T00:00Z,2,0.02\na,2026-01-02T00:00Z,3,\nb,2026-01-01T00:00Z,1,0\nc,2026-01-01T00:00Z,1,\n"
+    for book in (read_prices(text + rows), read_prices(text + rows).from_its_begin()):
+        assert book.egress_usd_per_gb == {"a": 0.02, "b": 0.0}
+    assert read_prices("pool,from_s,usd_per_hour\na,0,1\n").egress_usd_per_gb == {}
 
 
 def test_a_pool_without_a_price_is_named() -> None:

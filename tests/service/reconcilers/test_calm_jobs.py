@@ -7,8 +7,7 @@ import pytest
 
 from service.jobs.tables import JobRow
 from service.reconcilers import jobs
-from service.reconcilers.calm_jobs import PASSED_MAX
-from service.reconcilers.jobs import LOOK_AT_CALM_S
+from service.reconcilers.calm_jobs import LOOK_AGAIN_S, LOOK_AT_CALM_S, PASSED_MAX
 from tests.service.reconcilers.conftest import Fleet
 
 
@@ -81,4 +80,4 @@ def test_whatever_changes_a_calm_job_has_it_looked_at_at_once(fleet: Fleet, look
     with fleet.context.sessions() as session:
         due_at = session.get_one(JobRow, fleet.job_id).due_at
     assert due_at is not None
-    assert due_at <= fleet.clock() + timedelta(seconds=jobs.LOOK_AGAIN_S), "a job of which a node will go is not calm"
+    assert due_at <= fleet.clock() + timedelta(seconds=LOOK_AGAIN_S), "a job of which a node will go is not calm"

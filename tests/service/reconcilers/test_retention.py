@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import func, select, text
 
 from service.audit.tables import AuditRow
+from service.capacity.tables import InstanceRow, RequestRow
 from service.decisions.tables import DecisionRow
 from service.handoffs.tables import HandoffRow
 from service.jobs.tables import JobGrantRow, JobStepRow, RankLogRow
@@ -113,6 +114,25 @@ def test_attempts_of_handoffs_go_and_handoffs_that_took_place_stay(fleet: Fleet,
     upkeep.tick(context)
     with context.sessions() as session:
         assert session.scalars(select(HandoffRow.state)).all() == ["active"]
+
+
+def test_requests_for_machines_go_when_no_machine_of_theirs_is_a_node_and_the_machines_stay(ended: Fleet, context):
+    def requests_of() -> dict[str, bool]:
+        return {row["node_id"]: row["request"] is not None for row in ended.client.get("/api/v1/instances").json()}
+
+    with context.sessions.begin() as session:
+        session.add(RequestRow(provider="none", pool="a", machines=1, asked_by="x", asked_at=ended.clock()))
+    stays, goes, *others = ended.agents
+    for days, kept in ((89.0, {stays: True, goes: True}), (2.0, {stays: True, goes: False})):
+        ended.clock.advance(days * DAY_S)
+        with context.sessions.begin() as session:
+            for name in (goes, *others):
+                mark_gone(session, session.get_one(NodeRow, name), reason="test", now=ended.clock())
+        upkeep.tick(context)
+        assert {name: requests_of()[name] for name in (stays, goes)} == kept
+    assert count(context, InstanceRow) == [len(ended.agents)]
+    with context.sessions() as session:
+        assert "a" in session.scalars(select(RequestRow.pool)).all(), "it has not ended"
 
 
 def test_intervals_go_and_the_answer_of_the_ledger_stays(ended: Fleet, context):

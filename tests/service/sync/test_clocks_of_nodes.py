@@ -7,8 +7,13 @@ import pytest
 from agent.link.kept_orders import whole
 from agent.protocol.notice_life import Notices, moved, withdraw
 from agent.protocol.sync import SyncOrders
+from agent.protocol.values import Placement
+from liver_core.layout import Member, ParallelLayout
 from service.cli.columns import Cell
 from service.cli.nodes import _remark, _with_remark
+from service.jobs.rules import Action, Do
+from service.jobs.tables import JobRow
+from service.reconcilers.jobs import apply_action
 
 OFF_S = [-300, 300]
 
@@ -47,6 +52,21 @@ def test_each_node_gets_notices_by_its_own_clock(running, clock, off_s):
     b.sync(notices=(said,))
     assert b.sync().jobs[0].notices == (said,), "as it said it"
     assert a.sync().jobs[0].notices == (moved(said, clock() - b.clock()),)
+
+
+@pytest.mark.parametrize("off_s", OFF_S)
+def test_ranks_of_a_start_beside_which_an_older_world_may_step_learn_by_their_own_clock_when_it_may_not(
+    running, context, clock, off_s
+):
+    job_id, a, b = running
+    assert a.job_order().steps_from_utc is None
+    target = Placement(layout=ParallelLayout(dp=2), members=(Member("a", 0), Member("b", 0)))
+    with context.sessions.begin() as session:
+        start = Action(Do.START, "the key of c was revoked", target=target, steps_after_s=14.0)
+        apply_action(session, session.get_one(JobRow, job_id), start, plan_digest="", now=clock())
+    off(b, clock, off_s)
+    for agent in (a, b):
+        assert agent.sync().jobs[0].steps_from_utc == agent.clock() + timedelta(seconds=14)
 
 
 def test_a_notice_that_is_said_again_is_one_and_can_be_withdrawn(running, client, clock):

@@ -71,7 +71,7 @@ def test_another_protocol_version_is_409_before_anything_else_is_looked_at(clien
     assert answer.status_code == 409
     body = answer.json()
     assert body["code"] == "protocol-version"
-    assert body["errors"] == [{"field": "protocol_version", "rule": "must be 3"}]
+    assert body["errors"] == [{"field": "protocol_version", "rule": "must be 4"}]
     assert "install the same liver release on both" in body["detail"]
 
 
@@ -403,6 +403,19 @@ class TestHandoffsMadeWithoutTheService:
         shown = client.get(f"/api/v1/handoffs/{attempt.handoff_id}").json()
         assert (shown["state"], shown["generation"], shown["reason"]) == ("aborted", None, "rank 1 died")
         assert client.get(f"/api/v1/jobs/{job_id}").json()["active_generation"] == 2
+
+    def test_an_attempt_keeps_the_cause_of_its_end_when_its_number_goes_to_another(self, running, client, clock):
+        job_id, agent, _ = running
+        source, target = agent.job_order().roster, roster(job_id, 2, ParallelLayout(pp=2), "a", "b")
+        why = Reason("promised to another handoff", "prepare", 1)
+        first = mirror(source, target, clock(), state=HandoffState.ABORTED, reason=why, mirror_seq=3)
+        assert agent.sync(handoffs=(first,)).refusals == ()
+        late = mirror(source, target, clock(), state=HandoffState.PREPARING, mirror_seq=2, handoff_id=first.handoff_id)
+        second = mirror(source, target, clock(), state=HandoffState.READY)
+        assert agent.sync(handoffs=(second, late)).refusals == ()
+        shown = client.get(f"/api/v1/handoffs/{first.handoff_id}").json()
+        assert (shown["state"], shown["reason"]) == ("aborted", "promised to another handoff")
+        assert client.get(f"/api/v1/handoffs/{second.handoff_id}").json()["generation"] == 2
 
     def test_an_attempt_that_failed_keeps_its_first_cause(self, running, client, clock):
         job_id, agent, other = running

@@ -8,6 +8,7 @@ import pytest
 from agent.protocol.jobfile_check import check_job_file
 from service.problems import ProblemError
 from service.simulation.traces import TraceFormat
+from service.simulation.what_if import WhatIf, by_own_policy
 from service.what_if.replaying import Replays
 from service.what_if.rules import Question
 from service.what_if.schemas import WhatIfKnobs
@@ -57,6 +58,31 @@ def test_a_registered_job_is_meant_by_id_or_name_and_replayed_with_the_steps_it_
     assert by_id["policies"][0]["tokens"] != ask(client).json()["policies"][0]["tokens"]
 
 
+def test_a_replay_goes_by_the_policy_of_the_job_and_by_what_is_asked_otherwise(client):
+    policy = {"spares_max": 0, "gain_min": 0.5, "acquire_s": 900.0, "usd_per_mtok": 3e3}
+    own = json.dumps(JOB | {"policy": policy})
+    by_file, as_asked, plain, otherwise = (
+        ask(client, job_file=job_file, knobs=knobs).json()
+        for job_file, knobs in ((own, {}), (JOB_FILE, policy), (JOB_FILE, {}), (own, {"acquire_s": 60.0}))
+    )
+    assert by_file == as_asked and by_file["policies"] != plain["policies"]
+    assert [found["acquire_s"] for found in (by_file, plain, otherwise)] == [900.0, 120.0, 60.0]
+
+
+@pytest.mark.parametrize("asked", [None, 7.0])
+def test_each_knob_of_a_jobs_policy_holds_in_a_replay_unless_another_value_is_asked(asked):
+    policy = {"gain_min": 0.5, "usd_per_mtok": 3.0, "keep_tp": True, "spares_max": 1, "on_demand": False,
+              "patience_s": 10.0, "start_s": 20.0, "acquire_s": 30.0}  # fmt: skip
+    job = check_job_file(JOB | {"policy": policy})
+    spares = None if asked is None else int(asked)
+    setup, goal, knobs = by_own_policy(
+        job, WhatIf(usd_per_mtok=asked, acquire_s=asked, spares_max=spares, gain_min=asked)
+    )
+    assert (setup.acquire_s, goal.usd_per_mtok) == (asked or 30.0, asked or 3.0)
+    assert (knobs.gain_min, knobs.spares_max) == (asked or 0.5, spares or 1)
+    assert (knobs.on_demand, knobs.patience_s, knobs.start_s, knobs.is_reproducible) == (False, 10.0, 20.0, True)
+
+
 def test_the_nodes_that_the_service_has_had_are_a_trace_too(client, make_agent, clock):
     assert refused(ask(client, trace=None, builtin="own-2h")) == [("builtin", "the service had no node in own-2h")]
     for name in "abcd":
@@ -88,6 +114,7 @@ def test_it_is_only_looked_at_so_that_a_viewer_may_ask_and_an_agent_may_not(clie
         ({"trace": {"text": "0,add,a\n99999999999999,remove,a\n"}}, "trace", "more than 500000 ticks"),
         ({"prices": "pool,usd_per_hour,from_s\nspot,-1,0\n"}, "prices", "row 2: usd_per_hour"),
         ({"prices": "pool,usd_per_hour,from_s\nspot,1,0\n"}, "prices", "pool 'on-demand' has no price"),
+        ({"prices": "pool,usd_per_hour,from_s,egress_usd_per_gb\nspot,1,0,x\n"}, "prices", "row 2: egress_usd_per_gb"),
         ({"job_file": JOB_FILE.replace('"micro_batch"', '"micro"')}, "job_file.micro", "not a known field"),
         ({"job": "nobody", "job_file": None}, "job", "there is no job with the id or name 'nobody'"),
         ({"job": "x"}, "(whole)", "exactly one of job and job_file"),

@@ -12,12 +12,12 @@ export const KNOBS: readonly Knob[] = [
   { name: 'notice_s', label: 'Notice', unit: 's', usual: '120', least: 0, most: 3_600, means: 'How long before its end a loss is announced.' },
   { name: 'unannounced_share', label: 'Unannounced losses', unit: 'share', usual: '0.05', least: 0, most: 1, means: 'Share of the losses that nobody announces, 0 to 1.' },
   { name: 'change_s', label: 'A change loses', unit: 's', usual: 'by the size of the state', least: 0, most: 3_600, means: 'Training time that one change of nodes or layout loses.' },
-  { name: 'acquire_s', label: 'Until a node is back', unit: 's', usual: '120', least: 0, most: 86_400, means: 'How long it takes to get a node again that was given back.' },
+  { name: 'acquire_s', label: 'Until a node is back', unit: 's', usual: 'job file, else 120', least: 0, most: 86_400, means: 'How long it takes to get a node again that was given back.' },
   { name: 'slots_per_node', label: 'GPUs of a node', unit: 'GPUs', usual: 'as the nodes here, else 1', least: 1, most: 64, isWhole: true, means: 'Slots of each node of the trace.' },
   { name: 'device', label: 'GPU', unit: '', usual: 'as the nodes here, else A100', least: 0, most: 256, isText: true, means: 'For predicted step times.' },
   { name: 'usd_per_mtok', label: 'Worth of a million tokens', unit: 'USD', usual: 'job file, else on-demand prices', least: 0, most: 1e9, above: true, means: 'What a million tokens is worth: dearer nodes are given back.' },
-  { name: 'spares_max', label: 'Spare nodes at most', unit: 'nodes', usual: '4', least: 0, most: 64, isWhole: true, means: 'Nodes held beyond those that train.' },
-  { name: 'gain_min', label: 'Gain that a change needs', unit: 'share', usual: '0', least: 0, most: 10, means: 'By which share another choice must be worth more.' },
+  { name: 'spares_max', label: 'Spare nodes at most', unit: 'nodes', usual: 'job file, else 4', least: 0, most: 64, isWhole: true, means: 'Nodes held beyond those that train.' },
+  { name: 'gain_min', label: 'Gain that a change needs', unit: 'share', usual: 'job file, else 0', least: 0, most: 10, means: 'By which share another choice must be worth more.' },
   { name: 'gang', label: 'Fewest nodes', unit: 'nodes', usual: '0', least: 0, most: 10_000, isWhole: true, means: 'With fewer the job does not run.' },
 ]
 

@@ -1,0 +1,196 @@
+"""What becomes of a change in whose middle something happens: by the product's machines, on traces of a few events."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from service.ledger.tables import Cause
+from service.policy.plain_policies import ReactivePolicy
+from service.policy.types import Candidate
+from service.simulation.cluster_replay import ClusterRun, replay_cluster
+from service.simulation.machines.change_times import ChangeTimes
+from service.simulation.machines.machine_replay import replay_by_machines
+from service.simulation.replay_setup import ReplaySetup
+from service.simulation.traces import CapacityTrace, TraceEvent
+
+SIX = tuple(f"n{number}" for number in range(1, 7))
+SLOW_BUILD = ChangeTimes(build_s=40.0)
+
+
+def linear(step_s: float = 8.0, *, change_s: float = 2.0, least: int = 1) -> tuple[Candidate, ...]:
+    return tuple(Candidate(f"DP{n}", n, step_s / n, 1_000, change_s=change_s) for n in range(least, 9))
+
+
+def trace(*events: tuple[float, str, str], end_s: float = 1_200.0) -> CapacityTrace:
+    """Events as (when, nodes that come, nodes that go), names with blanks between."""
+    found = (TraceEvent(at, tuple(added.split()), tuple(lost.split())) for at, added, lost in events)
+    return CapacityTrace("short", tuple(found), end_s)
+
+
+def run_of(
+    found: CapacityTrace,
+    setup: ReplaySetup,
+    times: ChangeTimes | None = None,
+    layouts: tuple[Candidate, ...] | None = None,
+) -> ClusterRun:
+    return replay_by_machines(found, layouts or linear(), ReactivePolicy(), setup=setup, times=times or ChangeTimes())
+
+
+def story(run: ClusterRun) -> list[str]:
+    return [f"{each.how} {each.ended}" for each in run.enacted]
+
+
+def trained(run: ClusterRun, generation: int) -> list[tuple[float, float]]:
+    made = (Cause.PRODUCTIVE, Cause.RECOMPUTE)
+    return [(each.begin_s, each.end_s) for each in run.worlds if each.generation == generation and each.cause in made]
+
+
+def with_silent(setup: ReplaySetup, *losses: bool) -> ReplaySetup:
+    """The share and the seed with which just these losses, in the order of their notices, are unannounced."""
+    for seed in range(10_000):
+        random = Random(seed + 1)
+        if tuple(random.random() < 0.5 for _ in losses) == losses:
+            return replace(setup, unannounced_share=0.5, seed=seed)
+    raise AssertionError("no seed is like that")
+
+
+def test_another_notice_amends_the_handoff_that_is_being_prepared() -> None:
+    found = trace((0.0, " ".join(SIX), ""), (300.0, "", "n6"), (312.0, "", "n5"))
+    run = run_of(found, ReplaySetup(notice_s=120.0), SLOW_BUILD)
+    assert story(run) == ["start active", "live active"]
+    handoff = run.enacted[1]
+    assert handoff.revisions == 2
+    assert run.layouts[-1][1:3] == ("DP4", 4)
+    # The second notice came 12 s after the first one; an amended target is built again.
+    assert 192.0 + 40.0 <= trained(run, handoff.generation)[0][0] < 192.0 + 45.0
+
+
+def test_another_notice_past_the_boundary_becomes_the_next_handoff() -> None:
+    found = trace((0.0, " ".join(SIX), ""), (300.0, "", "n6"), (312.0, "", "n5"))
+    slow = linear(change_s=30.0)
+    run = run_of(found, ReplaySetup(notice_s=120.0), ChangeTimes(build_s=1.0), slow)
+    assert story(run) == ["start active", "live active", "live active"]
+    assert [layout[1] for layout in run.layouts] == ["DP6", "DP5", "DP4"]
+
+
+def test_a_loss_before_the_commit_ends_the_handoff_and_the_job_restarts_under_a_number_of_its_own() -> None:
+    """n5 goes unannounced at 200 s, while the next world is built without n6."""
+    found = trace((0.0, " ".join(SIX), ""), (200.0, "", "n5"), (300.0, "", "n6"))
+    times = ChangeTimes(build_s=40.0, checkpoint_every_s=50.0)
+    run = run_of(found, with_silent(ReplaySetup(notice_s=120.0), True, False), times)
+    assert story(run) == ["start active", "live broken", "restart active"]
+    assert [each.generation for each in run.enacted] == [1, 2, 100_001]
+    assert not trained(run, 2)
+    assert trained(run, 1)[-1][1] == pytest.approx(200.0)
+    restarted_s = trained(run, 100_001)[0][0]
+    # Felt after 5 s, the agents say within 1.5 s what failed, and a restart takes 55 s.
+    assert restarted_s == pytest.approx(200.0 + 5.0 + 1.5 + 55.0, abs=1.0)
+    # Checkpoints come every 50 s of training, which began at 2 s: the last one at 152 s.
+    lost = dict(run.tokens_lost_by)["lost_work"]
+    assert lost == pytest.approx(6 * 125 * (200 - 152), abs=6 * 125 * 12)
+    assert run.layouts[-1][1] == "DP4"
+
+
+def test_a_notice_that_is_too_short_to_build_first_is_answered_by_a_rescue_which_does_a_step_again() -> None:
+    found = trace((0.0, " ".join(SIX), ""), (300.0, "", "n6"))
+    run = run_of(found, ReplaySetup(notice_s=8.0, counts_steps=True), ChangeTimes(build_s=6.0))
+    assert story(run) == ["start active", "rescue active"]
+    assert run.enacted[1].decision == "go_redo"
+    assert dict(run.tokens_lost_by)["lost_work"] == pytest.approx(1_000.0)
+    paused_s = sum(each.end_s - each.begin_s for each in run.worlds if each.cause is Cause.PAUSE)
+    assert paused_s == pytest.approx(6.0 + 2.0, abs=0.5)
+
+
+def test_a_notice_that_ends_before_the_next_boundary_is_tried_by_a_rescue_and_costs_a_restart() -> None:
+    """Steps of 60 s and a notice of 20 s: the shorthand loses the step, the product what came after the checkpoint."""
+    layouts = linear(360.0)
+    found = trace((0.0, " ".join(SIX), ""), (340.0, "", "n6"))
+    setup, times = ReplaySetup(notice_s=20.0, counts_steps=True), ChangeTimes(checkpoint_every_s=120.0)
+    run = run_of(found, setup, times, layouts)
+    assert story(run) == ["start active", "rescue aborted", "restart active"]
+    assert run.refused and "the deadline was" in run.refused[0][1]
+    # It has trained since 2 s; checkpoints at 122 s and 242 s; the loss is at 340 s.
+    assert dict(run.tokens_lost_by)["lost_work"] == pytest.approx((340 - 242) * 1_000 / 60, rel=0.01)
+    shorthand = replay_cluster(found, layouts, ReactivePolicy(), setup=setup)
+    assert dict(shorthand.tokens_lost_by)["lost_work"] == pytest.approx(((320 - 2) % 60) * 1_000 / 60)
+    assert run.tokens < shorthand.tokens
+
+
+def test_where_a_step_can_be_dropped_the_same_notice_costs_no_more_than_the_step_begun() -> None:
+    layouts = linear(360.0)
+    found = trace((0.0, " ".join(SIX), ""), (340.0, "", "n6"))
+    run = run_of(found, ReplaySetup(notice_s=20.0, counts_steps=True, step_parts=30), None, layouts)
+    assert story(run) == ["start active", "drop_step active"]
+    assert run.enacted[1].decision == "go_redo"
+    assert 0 < dict(run.tokens_lost_by)["lost_work"] < 1_000
+
+
+def test_a_newcomer_that_dies_in_the_cutover_costs_a_pause_and_no_restart() -> None:
+    """A state of 150 GB on links of 10 Gb/s: the gradients of the last step take 16 s of the pause."""
+    times = ChangeTimes(state_bytes=150e9)
+    layouts, setup = linear(240.0, change_s=20.0), ReplaySetup(notice_s=1.0, counts_steps=True, unannounced_share=1.0)
+    first = (0.0, "n1 n2 n3 n4", ""), (100.0, "n5", "")
+    calm = run_of(trace(*first), setup, times, layouts)
+    assert story(calm) == ["start active", "live active"]
+    boundary_s = next(each.begin_s for each in calm.worlds if each.cause is Cause.PAUSE and each.begin_s > 100)
+    run = run_of(trace(*first, (boundary_s + 5.0, "", "n5"), end_s=3_600.0), setup, times, layouts)
+    assert story(run)[:2] == ["start active", "live aborted"]
+    assert run.enacted[1].decision == "no_go"
+    assert "restart active" not in story(run)
+    # The source has waited until nobody could come any more, and trains on.
+    assert len(trained(run, 1)) == 2
+    assert trained(run, 1)[1][0] > boundary_s + 20.0
+    # What was built beside training came to nothing, and is charged with what the change would have cost.
+    assert dict(run.tokens_lost_by)["lost_work"] == pytest.approx(20.0 * 1_000 / 60)
+
+
+def test_the_number_of_a_handoff_that_came_to_nothing_is_not_used_again() -> None:
+    """n5 is lost while it builds; a node that comes later is brought in under the next number."""
+    found = trace((0.0, "n1 n2 n3 n4", ""), (100.0, "n5", ""), (110.0, "", "n5"), (600.0, "n6", ""))
+    run = run_of(found, ReplaySetup(notice_s=1.0, unannounced_share=1.0), SLOW_BUILD)
+    assert story(run) == ["start active", "live aborted", "live active"]
+    assert [each.generation for each in run.enacted] == [1, 2, 3]
+    assert run.layouts[-1][1] == "DP5"
+    # Nobody speaks for a node that is gone: what was prepared with it ends once it has not been reached for 20 s.
+    assert run.enacted[1].end_s == pytest.approx(110.0 + 20.0, abs=1.0)
+
+
+def test_a_job_with_too_few_nodes_is_suspended_with_a_checkpoint_and_resumes_with_what_it_had() -> None:
+    found = trace((0.0, "n1 n2 n3 n4", ""), (300.0, "", "n3 n4"), (600.0, "n3 n4", ""))
+    run = run_of(found, ReplaySetup(notice_s=120.0), None, linear(least=3))
+    assert story(run) == ["start active", "restart active"]
+    assert dict(run.tokens_lost_by)["lost_work"] == 0
+    assert dict(run.tokens_lost_by)["pause"] > 0
+    assert trained(run, 1)[-1][1] == pytest.approx(180.0, abs=1.0)
+    assert trained(run, 100_001)[0][0] == pytest.approx(600.0 + 55.0, abs=1.0)
+
+
+def test_three_starts_in_a_row_that_lose_a_node_end_the_job_as_the_rule_says() -> None:
+    lost = [(10.0, "", "n6"), (40.0, "", "n5"), (75.0, "", "n4")]
+    run = run_of(trace((0.0, " ".join(SIX), ""), *lost), ReplaySetup(notice_s=0.0), None, linear(change_s=30.0))
+    assert run.tokens == 0
+    assert run.gave_up.startswith("3 starts in a row failed")
+
+
+def test_a_node_that_comes_during_a_handoff_neither_amends_nor_delays_it() -> None:
+    found = trace((0.0, " ".join(SIX), ""), (200.0, "n7", ""), (300.0, "", "n6"))
+    run = run_of(found, ReplaySetup(notice_s=120.0), SLOW_BUILD)
+    assert story(run) == ["start active", "live active", "live active"]
+    assert [each.revisions for each in run.enacted] == [1, 1, 1]
+    assert [layout[1] for layout in run.layouts] == ["DP6", "DP5", "DP6"]
+
+
+def test_times_that_cannot_be_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="build_s must be a number of at least 0"):
+        ChangeTimes(build_s=-1.0)
+    with pytest.raises(ValueError, match="usable_share must be at most 1"):
+        ChangeTimes(usable_share=1.5)
+    with pytest.raises(ValueError, match="checkpoint_every_s"):
+        replay_by_machines(
+            trace((0.0, "n1", "")),
+            linear(),
+            ReactivePolicy(),
+            setup=ReplaySetup(checkpoint_every_s=60.0),
+            times=ChangeTimes(),
+        )

@@ -1,0 +1,57 @@
+"""Checkpoints that worlds write in the background while they train on. Pure.
+
+One is complete some time after its step, when all ranks of its world still live. It is published while one of them
+holds a step lease, as `liver_core.state.checkpoint` does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+from typing import TYPE_CHECKING
+
+from liver_core.handoff.participant_events import RankStage
+
+if TYPE_CHECKING:
+    from tests.simulation.ranks import SimRank, SimWorld
+    from tests.simulation.simulation import Simulation
+
+AGAIN_S = 0.2
+USUAL_S, SLOW_S = 1.0, 25.0
+SHARE_OF_SLOW = 0.5
+
+
+class Checkpoints:
+    """Of all worlds of one run. One world writes one at a time."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.random = Random(f"checkpoints of {simulation.seed}")
+        self.under_way: set[int] = set()
+        self.published = 0
+
+    def begin(self, world: SimWorld, ranks: list[SimRank]) -> None:
+        """A snapshot of the version that all ranks have just reached."""
+        if world.generation in self.under_way:
+            return
+        self.under_way.add(world.generation)
+        most_s = SLOW_S if self.random.random() < SHARE_OF_SLOW else USUAL_S
+        self.simulation.clock.after(most_s * self.random.random(), self._publish, world, ranks, ranks[0].version)
+
+    def _publish(self, world: SimWorld, ranks: list[SimRank], version: int) -> None:
+        sim = self.simulation
+        if not all(rank.alive or rank.stage is RankStage.LEFT for rank in ranks):
+            self.under_way.discard(world.generation)
+            return
+        if not may_publish(ranks):
+            sim.clock.after(AGAIN_S, self._publish, world, ranks, version)
+            return
+        self.under_way.discard(world.generation)
+        self.published += 1
+        sim.truth.checkpoint_published(world.generation, version)
+        sim.note(f"generation {world.generation} publishes the checkpoint of version {version}")
+
+
+def may_publish(ranks: Iterable[SimRank]) -> bool:
+    """Whether the job cannot have been started elsewhere."""
+    return any(rank.has_lease for rank in ranks)
