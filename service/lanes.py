@@ -2,9 +2,7 @@
 
 A place is the right to one connection, and there are never more places than connections. Work of `run` has a thread of
 its lane for its place, so that nobody who has a connection waits for a thread, nor the other way round. Whoever gets no
-place in time is refused, and should try again.
-
-All threads share one interpreter. Few read at a time, and they begin when no agent is served: see `Readers`.
+place in time is refused, and should try again. All threads share one interpreter: so few read at a time (`Readers`).
 """
 
 import asyncio

@@ -35,7 +35,7 @@ class Buckets:
         return min(self._burst, left + max(0.0, now_s - since_s) * self._per_s)
 
 
-class Spent:
+class OverBudget:
     """Tokens whose callers had no request left when they last came, and who these are. To refuse them once more, nobody
     need look up again who they are."""
 

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agent.protocol import errors
 from agent.protocol.errors import Problem
 from service.context import CALLER, TURN, Context, find_caller, find_visitor
-from service.edge.budgets import Buckets, Spent
+from service.edge.budgets import Buckets, OverBudget
 from service.edge.credentials import SESSION_PATH, bearer_of, check_origin, cookie_of, reason_of
 from service.lanes import Lane
 from service.problems import ProblemError, response_to, response_to_database, unexpected
@@ -47,7 +47,7 @@ class Gate:
         settings = context.settings
         self._agents = Buckets(per_s=settings.agent_requests_per_s, burst=2 * settings.agent_requests_per_s)
         self._others = Buckets(per_s=settings.requests_per_s, burst=2 * settings.requests_per_s)
-        self._spent = Spent()
+        self._spent = OverBudget()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request. The lifespan passes through."""

@@ -10,7 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session, sessionmaker
 
 from service.edge import gate
-from service.edge.budgets import CALLERS_MAX, Spent
+from service.edge.budgets import CALLERS_MAX, OverBudget
 from service.lanes import READERS_AT_ONCE, YIELDS_S, Lane, Readers
 from service.nodes.tables import NodeRow
 from service.problems import ProblemError
@@ -130,7 +130,7 @@ def test_a_refusal_ends_the_connection_only_where_a_body_was_not_read(client):
 
 
 def test_callers_without_a_request_left_are_forgotten_when_there_are_very_many():
-    spent = Spent()
+    spent = OverBudget()
     for number in range(CALLERS_MAX + 1):
         spent.note(f"token {number}", str(number))
     assert spent.caller_of("token 0") is None
