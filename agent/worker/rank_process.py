@@ -16,6 +16,7 @@ import traceback
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
 from agent.protocol import rank
@@ -31,6 +32,7 @@ from liver_core.rank.loop import RankLoop
 from liver_core.rank.prepare.prepare_settings import PrepareSettings
 from liver_core.rank.step_boundary import StepTotals
 from liver_core.rank.store_exchange import cause_of
+from liver_core.state.checkpoint_files import announce_start
 from liver_core.state.replay_check import check_replay
 from liver_core.state.small_state import TrainingProgress
 from liver_core.state.step_counts import UnsupportedState
@@ -89,6 +91,8 @@ class Worker:
         self.first_prepare: list[Order] = []
         self.ordered = ("", 0.0)
         """The last handoff that this rank was asked to prepare, and when it was first asked."""
+        self.leased_until = 0.0
+        """A start makes no step before its agent has given it a lease: an older world may step on beside it."""
         self.warmed = False
         self.loop: RankLoop | None = None
 
@@ -123,6 +127,9 @@ class Worker:
             stops_at_nonfinite=file.on_nonfinite is OnNonfinite.STOP,
             event_files=self._event_files(),
         )
+        if self.spec.order.source is None:
+            self.loop.requests.lease(self.leased_until)
+            self._announce_start()
         first = self._first_order()
         ended = self.loop.run(first)
         log(f"rank {self.rank} of generation {self.generation}: {ended.how} {ended.reason or ''}")
@@ -132,6 +139,15 @@ class Worker:
         elif ended.how is Ending.BROKEN:
             self.fail(str(ended.reason), ended.reason.cause if ended.reason is not None else None)
         return _EXIT[ended.how]
+
+    def _announce_start(self) -> None:
+        rule, order = self.spec.spec.checkpoint, self.spec.order
+        if rule is None or self.rank != 0:
+            return
+        try:
+            announce_start(Path(rule.path), order.job_id, order.generation)
+        except OSError as error:
+            log(f"that generation {order.generation} has started cannot be noted in {rule.path}: {error}")
 
     def _event_files(self) -> EventFiles | None:
         file = self.spec.spec
@@ -195,6 +211,7 @@ class Worker:
                     os._exit(0)
                 loop.requests.stop(command.reason)
             case rank.StepLease():
+                self.leased_until = command.until_s
                 if loop is not None:
                     loop.requests.lease(command.until_s)
             case rank.PeerDied():

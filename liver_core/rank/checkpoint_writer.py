@@ -26,6 +26,7 @@ class Writing:
     step: int
     keep: int
     asked: int
+    job_id: str
     generation: int
     group: dist.ProcessGroup
     began: float
@@ -65,7 +66,8 @@ class CheckpointWriter:
         """
         self.close()
         world = active.world
-        writing = Writing(path, int(small["step"]), keep, asked, world.generation, world.background, time.monotonic())
+        made = (world.roster.job_id, world.generation, world.background, time.monotonic())
+        writing = Writing(path, int(small["step"]), keep, asked, *made)
         sharded = {**snapshot(active.world, active.state), ARGUMENTS: arguments}
         self._thread = background(self._write, args=(sharded, small, writing), name="checkpoint")
         self._thread.start()
@@ -73,7 +75,8 @@ class CheckpointWriter:
     def _write(self, sharded: dict[str, Any], small: dict[str, Any], writing: Writing) -> None:
         is_first = writing.group.rank() == 0
         try:
-            write(sharded, small, writing.path, writing.group, generation=writing.generation, standing=self._standing)
+            made = {"job_id": writing.job_id, "generation": writing.generation, "standing": self._standing}
+            write(sharded, small, writing.path, writing.group, **made)
             if is_first:
                 prune(Path(writing.path), writing.keep, generation=writing.generation)
         except (Exception, CheckpointException) as error:

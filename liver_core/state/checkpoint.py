@@ -26,7 +26,13 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from torch.distributed.checkpoint.api import CheckpointException
 
-from liver_core.state.checkpoint_files import COMPLETE_FILE, SMALL_STATE_FILE, LeaseStanding
+from liver_core.state.checkpoint_files import (
+    COMPLETE_FILE,
+    SMALL_STATE_FILE,
+    LeaseStanding,
+    is_replaced_by,
+    starts_in,
+)
 from liver_core.state.live_state import LiveState
 from liver_core.state.megatron_checkpoint import ANY_LAYOUT, CheckpointError, read_megatron_checkpoint
 from liver_core.state.megatron_optimizer import (
@@ -133,6 +139,7 @@ def write(
     path: str,
     group: dist.ProcessGroup,
     *,
+    job_id: str = "",
     generation: int = 0,
     standing: Callable[[], LeaseStanding] = lambda: LeaseStanding(has_lease=True, ends=False),
 ) -> None:
@@ -140,11 +147,11 @@ def write(
 
     Until it is complete it has the `generation` in its name. It is published only while a rank of this world holds a
     step lease by its `standing`: else the service may have started the job elsewhere, and what it has started may write
-    the same step or start from it.
+    the same step or start from it. Nor is it published once a newer start of the job has announced itself there.
 
     Safe in a background thread: `group` is this thread's default group during the call. Raises CheckpointError on all
     ranks, and publishes nothing, if a value on any of them is not finite, if all of them are to end and hold no lease,
-    or if they get none for LEASE_WAIT_S.
+    if they get none for LEASE_WAIT_S, or if there is a newer start.
     """
     target, partial = Path(path), Path(f"{path}{PARTIAL}{generation}")
     # Megatron's own queue spawns a manager process per rank, which imports everything again: 6 s and 236 MB.
@@ -157,6 +164,7 @@ def write(
         dist.barrier(group=group)
         dist_checkpointing.save(sharded, str(partial))
         _await_lease(path, group, standing)
+        _check_newest(path, group, job_id, generation)
         if group.rank() == 0:
             (partial / SMALL_STATE_FILE).write_text(json.dumps(small))
             shutil.rmtree(target, ignore_errors=True)
@@ -180,6 +188,15 @@ def _await_lease(path: str, group: dist.ProcessGroup, standing: Callable[[], Lea
                 f"checkpoint {path}: not published, no agent of this world is heard, and the job may start elsewhere"
             )
         time.sleep(LEASE_AGAIN_S)
+
+
+def _check_newest(path: str, group: dist.ProcessGroup, job_id: str, generation: int) -> None:
+    """A collective of `group`: what its first rank sees counts."""
+    is_replaced = group.rank() == 0 and is_replaced_by(starts_in(Path(path).parent, job_id), generation)
+    shown = torch.tensor([int(is_replaced)], dtype=torch.int64)
+    dist.all_reduce(shown, op=dist.ReduceOp.MAX, group=group)
+    if shown.item():
+        raise CheckpointError(f"checkpoint {path}: not published, a newer start of the job writes there")
 
 
 def _check_finite(sharded: dict[str, Any], path: str, group: dist.ProcessGroup) -> None:

@@ -1,6 +1,10 @@
 """What a checkpoint's files are called, for those that write, load and export them. Without torch and Megatron."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+
+from liver_core.handoff.generations import start_of
 
 COMPLETE_FILE = "metadata.json"
 TENSORS_FILE = ".metadata"
@@ -19,3 +23,27 @@ class LeaseStanding:
 
     has_lease: bool
     ends: bool
+
+
+STARTED = ".started-"
+"""Begins the name of a file beside the checkpoints of a job, which says that a world of this generation was started."""
+
+
+def announce_start(folder: Path, job_id: str, generation: int) -> None:
+    """From now on worlds of older starts of the job publish no checkpoint in `folder`. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{STARTED}{job_id}.{generation}").touch()
+    for older in starts_in(folder, job_id):
+        if older < generation:
+            (folder / f"{STARTED}{job_id}.{older}").unlink(missing_ok=True)
+
+
+def starts_in(folder: Path, job_id: str) -> tuple[int, ...]:
+    """The generations of the job's starts that were announced in `folder`, and not replaced by newer ones yet."""
+    found = (entry.name.rpartition(".") for entry in folder.glob(f"{STARTED}{job_id}.*"))
+    return tuple(int(number) for name, _, number in found if name == f"{STARTED}{job_id}" and number.isdecimal())
+
+
+def is_replaced_by(starts: Iterable[int], generation: int) -> bool:
+    """Whether one of these starts is newer than that of `generation`."""
+    return any(start_of(other) > start_of(generation) for other in starts)

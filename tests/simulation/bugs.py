@@ -54,6 +54,7 @@ from liver_core.handoff.participant_events import (
 from liver_core.handoff.proposer_events import PersistProposal, ProposerEffect, ProposerEvent
 from liver_core.handoff.tally import Tally
 from liver_core.layout import Member
+from liver_core.state import checkpoint_files
 from service.handoffs import rules
 from tests.simulation import checkpoints, starts
 from tests.simulation.simulation import Machines
@@ -335,6 +336,10 @@ def _always(*_: object, **__: object) -> bool:
     return True
 
 
+def _never(*_: object) -> bool:
+    return False
+
+
 def _the_same_again(highest: int) -> int:
     return PLACES + 1
 
@@ -399,7 +404,12 @@ REQUIRED = {
     "end untold by a host that was killed": Bug(patches=((progress, "untold_ends", _none_of_them),)),
     "older copy of a handoff taken": Bug(patches=((rules, "replaces", _always),)),
     "step beside a world that was heard": Bug(patches=((starts, "lease_for", _the_lease_all_the_same),)),
-    "checkpoint of a fenced world": Bug(patches=((checkpoints, "may_publish", _always),)),
+    "checkpoint of a fenced world": Bug(
+        patches=((checkpoints, "may_publish", _always), (checkpoint_files, "is_replaced_by", _never))
+    ),
+    "checkpoint that began before a handoff and a start": Bug(
+        patches=((checkpoint_files, "is_replaced_by", _never),), first_seed=3700
+    ),
     "handoff numbered into a newer start": Bug(patches=((proposer, "next_handoff", _whatever_was_heard),)),
 }
 MORE = {

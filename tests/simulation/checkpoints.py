@@ -1,7 +1,7 @@
 """Checkpoints that worlds write in the background while they train on. Pure.
 
 One is complete some time after its step, when all ranks of its world still live. It is published while one of them
-holds a step lease, as `liver_core.state.checkpoint` does it.
+holds a step lease, and no newer start has announced itself, as `liver_core.state.checkpoint` does it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from liver_core.handoff.participant_events import RankStage
+from liver_core.state import checkpoint_files
 
 if TYPE_CHECKING:
     from tests.simulation.ranks import SimRank, SimWorld
@@ -29,6 +30,7 @@ class Checkpoints:
         self.random = Random(f"checkpoints of {simulation.seed}")
         self.under_way: set[int] = set()
         self.published = 0
+        self.announced: list[int] = []  # starts whose ranks have begun
 
     def begin(self, world: SimWorld, ranks: list[SimRank]) -> None:
         """A snapshot of the version that all ranks have just reached."""
@@ -41,6 +43,9 @@ class Checkpoints:
     def _publish(self, world: SimWorld, ranks: list[SimRank], version: int) -> None:
         sim = self.simulation
         if not all(rank.alive or rank.stage is RankStage.LEFT for rank in ranks):
+            self.under_way.discard(world.generation)
+            return
+        if checkpoint_files.is_replaced_by(self.announced, world.generation):
             self.under_way.discard(world.generation)
             return
         if not may_publish(ranks):

@@ -251,6 +251,7 @@ class SimRank:
             sim.clock.after(max(0.05, waits_s), self._waited_in_vain, number)
         if not order.takes_over:
             self.held_version = int(order.checkpoint)
+            sim.checkpoints.announced.append(order.generation)
         if order.takes_over and order.rung.streams:
             self.stage = RankStage.STREAMING
             self.say()

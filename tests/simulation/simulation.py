@@ -535,6 +535,8 @@ class Simulation:
                 host.lose(member, "the node is gone")
 
     def _open_wanted(self, host: ProposerHost, source: Roster, members: tuple[Member, ...]) -> None:
+        if self.worlds[source.generation].era == NOT_BEGUN:
+            return  # A world that has made no step is not handed over.
         rung = self.choose(members)
         if rung is not Rung.CHECKPOINT:
             host.handle(Open(self._proposal(source, members, rung)))

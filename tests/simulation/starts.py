@@ -261,6 +261,8 @@ class Starts:
     def launch(self, agent: SimAgent, order: Order) -> None:
         """The rank of a start builds, and meets the others."""
         rank = agent.start_process(order)
+        rank.leased_until = 0.0  # It has a lease when its agent gives it one.
+        self.simulation.checkpoints.announced.append(order.generation)
         self.simulation.truth.rank_starts(agent.member, order.generation, agent.journal)
         self.simulation.clock.after(self.simulation.build_s(agent.member), self._meet, rank, order)
 

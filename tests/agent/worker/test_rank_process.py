@@ -1,6 +1,7 @@
 """What a rank tells its agent of a handoff."""
 
 import socket
+import time
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -15,6 +16,8 @@ from agent.supervisor.records import SlotKey
 from agent.worker import rank_process
 from agent.worker.rank_process import Worker
 from liver_core.handoff import HandoffId, Order, RankStage, StoreAddress, start_order
+from liver_core.rank.after_step import Ended, Ending
+from liver_core.rank.boundary_requests import BoundaryRequests
 from liver_core.steady_clock import PROCESS_CLOCK
 from tests.agent.stub_service import roster_of
 from tests.agent.waiting import fake_job
@@ -80,3 +83,28 @@ def test_the_numbers_of_a_step_reach_the_agent_and_its_outbox_as_they_are(
     assert row.at_utc.timestamp() == 2_000_000_000.0
     outbox.acknowledge(1)
     assert outbox.metrics.batch(2) == ()
+
+
+@pytest.mark.parametrize("has_one", [False, True], ids=["none came", "one came while the job was imported"])
+def test_a_rank_of_a_start_makes_no_step_before_its_agent_has_given_it_a_lease(
+    order: Order, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, has_one: bool
+) -> None:
+    """An older world may step on beside it, and its agent may die before it has said so."""
+    worker, _ = listened_to(order, monkeypatch, tmp_path)
+    leased: list[bool] = []
+
+    class Loop:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.requests = BoundaryRequests()
+
+        def run(self, first: Order) -> Ended:
+            leased.append(self.requests.has_lease())
+            return Ended(Ending.STOPPED)
+
+    for name, stub in (("RankLoop", Loop), ("load_job", Loop), ("prepare_process", lambda: None)):
+        monkeypatch.setattr(rank_process, name, stub)
+    monkeypatch.setattr(worker.control, "start", lambda: None)
+    if has_one:
+        worker._obey(rank.StepLease(until_s=time.monotonic() + 60.0))
+    assert worker.run() == 0
+    assert leased == [has_one]

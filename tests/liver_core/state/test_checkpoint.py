@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from liver_core.state.checkpoint_files import announce_start, is_replaced_by, starts_in
 from tests.cluster.rank_cluster import Cluster, RankSetup
 from tests.cluster.real_ranks import run_alone
 from tests.cluster.real_ranks_model import small_gpt
@@ -189,6 +190,47 @@ def _written_without_a_lease(folder: str) -> tuple[list[Any], int]:
     said.append(checkpoint.read_small_state(path)["value"])
     write(1.0, generation=1, standing=standing)
     return [*said, checkpoint.read_small_state(path)["value"]], asked
+
+
+def test_no_checkpoint_is_published_where_a_newer_start_of_the_same_job_has_announced_itself(tmp_path: Path):
+    folder = tmp_path / "checkpoints"
+    refused, left = run_alone(_written_beside_a_start, str(folder))
+    assert refused.endswith("step-000000004: not published, a newer start of the job writes there")
+    assert left == [3.0, 2.0], "a handoff's world and another job's are published"
+
+
+def _written_beside_a_start(folder: str) -> tuple[str, list[float]]:
+    """What is said of the world of an older start, and what two others leave."""
+    import torch
+    import torch.distributed as dist
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor
+
+    from liver_core.state import checkpoint
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group, said, left = dist.group.WORLD, "", []
+    assert group is not None
+    announce_start(Path(folder), "job", 100_001)
+    for value, job_id, generation in ((1.0, "job", 7), (3.0, "job", 100_003), (2.0, "other", 7)):
+        path = f"{folder}/step-000000004"
+        tensors = {"w": ShardedTensor.from_rank_offsets("w", torch.full((4,), value))}
+        try:
+            checkpoint.write(tensors, {"value": value}, path, group, job_id=job_id, generation=generation)
+        except checkpoint.CheckpointError as error:
+            said = str(error)
+        else:
+            left.append(checkpoint.read_small_state(path)["value"])
+    return said, left
+
+
+def test_the_newest_start_of_each_job_is_known_beside_its_checkpoints(tmp_path: Path):
+    for job_id, generation in (("job", 1), ("job", 100_001), ("other", 1), ("job-1", 200_001)):
+        announce_start(tmp_path / "new", job_id, generation)
+    assert starts_in(tmp_path / "new", "job") == (100_001,)
+    assert starts_in(tmp_path / "new", "other") == (1,)
+    announce_start(tmp_path / "new", "job", 1)
+    assert sorted(starts_in(tmp_path / "new", "job")) == [1, 100_001], "who comes late replaces nothing"
+    assert is_replaced_by((1, 100_001), 5) and not is_replaced_by((1, 100_001), 100_002)
 
 
 def test_what_a_replaced_world_wrote_later_does_not_push_out_the_checkpoint_that_is_the_newest_now(tmp_path: Path):
