@@ -357,8 +357,6 @@ class Agent:
             if refusal.part == "handoffs":
                 with contextlib.suppress(ValueError):
                     self._outbox.drop_handoff(uuid.UUID(refusal.key))
-        if orders.release is not None:
-            _log.info("the service releases this node: %s", orders.release.reason)
         self._driver.take_orders(orders)
 
     def _take_fatal(self, error: Exception) -> None:

@@ -18,7 +18,7 @@ from service.db.engine import Database
 from service.db.outage import is_outage
 from service.db.wake import TOKENS, WakeHub
 from service.db.writing import WriteCheck
-from service.lanes import AGENTS_WAIT_S, PEOPLE_WAIT_S, Lane
+from service.lanes import AGENTS_WAIT_S, PEOPLE_WAIT_S, Lane, Readers
 from service.nodes.listening import Listening
 from service.problems import ProblemError, unauthenticated, unknown
 from service.repeats.operations import claim
@@ -56,6 +56,7 @@ class Context:
     listening: Listening = field(init=False)
     agents: Lane = field(init=False)
     people: Lane = field(init=False)
+    readers: Readers = field(init=False)
     calm: CalmReports = field(init=False)
     news: News = field(init=False)
     writing: WriteCheck = field(init=False)
@@ -65,10 +66,12 @@ class Context:
         object.__setattr__(self, "listening", Listening(self.clock()))
         self.hub.call_at(TOKENS, self.recent_nodes.forget)
         base = self.database
-        agents = Lane(base.sessions, places=base.agents_max, wait_s=AGENTS_WAIT_S, whose="agents")
-        people = Lane(base.readers, places=base.readers_max, wait_s=PEOPLE_WAIT_S, whose="people and scripts")
+        agents = Lane(base.sessions, base.looking, places=base.agents_max, wait_s=AGENTS_WAIT_S, whose="agents")
+        whose = "people and scripts"
+        people = Lane(base.readers, base.readers_looking, places=base.readers_max, wait_s=PEOPLE_WAIT_S, whose=whose)
         object.__setattr__(self, "agents", agents)
         object.__setattr__(self, "people", people)
+        object.__setattr__(self, "readers", Readers(agents))
         calm = CalmReports(agents, self.orders, self.told, self.clock, self.settings)
         object.__setattr__(self, "calm", calm)
         news = News(agents, self.orders, self.told, self.clock, lost_after_s=self.settings.lost_after_s)
@@ -82,8 +85,9 @@ class Context:
         return self.database.sessions
 
 
-CALLER, ASK, SESSION = "liver.caller", "liver.ask", "liver.session"
-"""Where a request's scope names its caller; under which idempotency key it comes, if any; and its transaction."""
+CALLER, ASK, SESSION, TURN = "liver.caller", "liver.ask", "liver.session", "liver.turn"
+"""Where a request's scope names its caller; under which idempotency key it comes, if any; its transaction; and, of a
+read, what ends its turn among the others."""
 
 
 # This function and the checks below do not block. They are coroutines so that they need no threads.
@@ -97,10 +101,16 @@ _bearer = HTTPBearer(auto_error=False, description="liver_<id>_<secret>, from a 
 
 
 async def transaction(request: Request, context: ContextOf) -> AsyncIterator[Session]:
-    """One request is one transaction: committed before the response is sent, rolled back on any error. Raises 503 where
-    too many others are at work."""
-    async with context.people.place(), contextmanager_in_threadpool(_transaction(request, context)) as session:
-        yield session
+    """One request is one transaction: committed before the response is sent, rolled back on any error. One that only
+    reads needs none. Raises 503 where too many others are at work."""
+    async with context.people.place():
+        if request.method == "GET":
+            # Neither its begin nor its end says anything to the database: no thread is needed for them.
+            with context.people.reading() as session:
+                yield session
+            return
+        async with contextmanager_in_threadpool(_transaction(request, context)) as session:
+            yield session
 
 
 @contextmanager
@@ -132,6 +142,12 @@ async def caller_of(
     return request.scope[CALLER]
 
 
+async def takes_long(request: Request) -> None:
+    """A read that waits for something else than the database: others have their turn meanwhile."""
+    if TURN in request.scope:
+        request.scope[TURN]()
+
+
 async def find_caller(context: Context, token: str, lane: Lane) -> Caller:
     """The caller with this token. Raises 401 if it is not valid. Uses its own short transaction: streams must not keep
     one open."""
@@ -152,13 +168,13 @@ async def find_visitor(context: Context, secret: str) -> Caller:
 
 
 def _visitor(context: Context, secret: str) -> Caller | None:
-    with context.people.sessions() as session:
+    with context.people.reading() as session:
         return find_session(session, secret, now=context.clock())
 
 
 def _verify(context: Context, lane: Lane, token: str) -> Caller | None:
     now, seen = context.clock(), context.recent_nodes.times_forgotten
-    with lane.sessions() as session:
+    with lane.reading() as session:
         caller = verify_token(session, token, now=now)
     if caller is not None:
         context.recent_nodes.keep(token, caller, now=now, seen=seen)

@@ -2,12 +2,12 @@
 
 A place is the right to one connection, and there are never more places than connections. Work of `run` has a thread of
 its lane for its place, so that nobody who has a connection waits for a thread, nor the other way round. Whoever gets no
-place in time is refused, and should try again.
+place in time is refused, and should try again. All threads share one interpreter: so few read at a time (`Readers`).
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from anyio import CapacityLimiter, to_thread
@@ -20,14 +20,31 @@ PEOPLE_WAIT_S = 1.0
 AGENTS_WAIT_S = 5.0
 """Less than agents wait for an answer."""
 READING_THREADS = 2
+READERS_AT_ONCE = 2
+"""One computes while the database answers the other: more would only take the interpreter from agents."""
+YIELDS_S = 0.02
+"""So long a read lets agents go first: where they are served all the time, it would never begin."""
 
 
 class Lane:
-    """Of one kind of callers. `sessions` has `places` connections; `wait_s`: how long somebody waits for one."""
+    """Of one kind of callers. `sessions` has `places` connections, and `reading` uses the same: its sessions only read,
+    and each statement sees what was committed before it. `wait_s`: how long somebody waits for a place."""
 
-    def __init__(self, sessions: sessionmaker[Session], *, places: int, wait_s: float, whose: str) -> None:
+    def __init__(
+        self,
+        sessions: sessionmaker[Session],
+        reading: sessionmaker[Session],
+        *,
+        places: int,
+        wait_s: float,
+        whose: str,
+    ) -> None:
         self.sessions = sessions
+        self.reading = reading
         self._whose = whose
+        self._at_work = 0
+        self._is_quiet = asyncio.Event()
+        self._is_quiet.set()
         self._wait_s = wait_s
         self._places = asyncio.Semaphore(places)
         self._threads = CapacityLimiter(places)
@@ -36,16 +53,24 @@ class Lane:
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
         """A place within it. Raises 503."""
+        self._at_work += 1
+        self._is_quiet.clear()
         try:
-            async with asyncio.timeout(self._wait_s):
-                await self._places.acquire()
-        except TimeoutError:
-            detail = f"too many requests of {self._whose} at a time; nothing was changed, try again"
-            raise ProblemError(unavailable(detail)) from None
-        try:
-            yield
+            await _acquire(self._places, self._wait_s, self._whose)
+            try:
+                yield
+            finally:
+                self._places.release()
         finally:
-            self._places.release()
+            self._at_work -= 1
+            if self._at_work == 0:
+                self._is_quiet.set()
+
+    async def quiet(self, within_s: float) -> None:
+        """Return once nobody has a place or waits for one, or after so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._is_quiet.wait()
 
     async def run(self, work: Callable[..., ReturnT], *arguments: object) -> ReturnT:
         """Work that uses one session, begun and ended in it. Raises 503."""
@@ -55,3 +80,40 @@ class Lane:
     async def compute(self, work: Callable[..., ReturnT], *arguments: object) -> ReturnT:
         """Work that takes processor time and no connection, off the event loop."""
         return await to_thread.run_sync(work, *arguments, limiter=self._readers)
+
+
+class Readers:
+    """Of people and scripts who only read: `at_once` at a time. `agents`: whom they let go first."""
+
+    def __init__(self, agents: Lane, *, at_once: int = READERS_AT_ONCE, wait_s: float = PEOPLE_WAIT_S) -> None:
+        self._agents = agents
+        self._wait_s = wait_s
+        self._turns = asyncio.Semaphore(at_once)
+
+    async def begin(self) -> Callable[[], None]:
+        """Wait for a turn, and return what ends it; to call that again does nothing. Raises 503."""
+        await _acquire(self._turns, self._wait_s, "people and scripts")
+        is_over = False
+
+        def end() -> None:
+            nonlocal is_over
+            if not is_over:
+                is_over = True
+                self._turns.release()
+
+        try:
+            await self._agents.quiet(YIELDS_S)
+        except BaseException:
+            end()
+            raise
+        return end
+
+
+async def _acquire(places: asyncio.Semaphore, within_s: float, whose: str) -> None:
+    """Raises 503."""
+    try:
+        async with asyncio.timeout(within_s):
+            await places.acquire()
+    except TimeoutError:
+        detail = f"too many requests of {whose} at a time; nothing was changed, try again"
+        raise ProblemError(unavailable(detail)) from None

@@ -120,11 +120,11 @@ def _check_tls(settings: ServiceSettings) -> None:
 
 
 def announcement(url: str, data_dir: Path) -> tuple[str, ...]:
-    """What a person needs to know once the service is up. Token files are named, their content never shown."""
-    folder = data_dir / "tokens"
-    return (
-        f"service: {url}",
-        f"token for people and scripts: {folder / 'operator.token'}",
-        f"token for nodes that join:    {folder / 'join.token'}",
-        f"token for admins:             {folder / 'admin.token'}",
-    )
+    """What a person needs to know once the service is up. Token files are named if they are there: another service on
+    the same database may have made the tokens, or somebody has put the files away. Their content is never shown."""
+    files = {
+        "token for people and scripts:": data_dir / "tokens" / "operator.token",
+        "token for nodes that join:   ": data_dir / "tokens" / "join.token",
+        "token for admins:            ": data_dir / "tokens" / "admin.token",
+    }
+    return (f"service: {url}", *(f"{what} {path}" for what, path in files.items() if path.exists()))

@@ -474,12 +474,6 @@ class Refusal(Message):
     reason: Text
 
 
-class NodeRelease(Message):
-    """The service holds no more use for the node: the agent may let its machine go."""
-
-    reason: Text
-
-
 class SyncOrders(Message):
     """Everything a node is told. `orders_seq` grows whenever the orders of this node could have changed."""
 
@@ -494,7 +488,6 @@ class SyncOrders(Message):
     )
     jobs: tuple[JobOrder, ...] = Field(default=(), max_length=1_000)
     refusals: tuple[Refusal, ...] = Field(default=(), max_length=REFUSALS_MAX)
-    release: NodeRelease | None = None
     wake_path: ShortText = "/agent/v1/wake"
     poll_s: Seconds = Field(default=1.0, description="Time to the next sync when nothing wakes the agent.")
     progress_s: Seconds = Field(default=1.0, description="Least time between two syncs that only tell progress.")

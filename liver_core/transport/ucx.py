@@ -141,17 +141,28 @@ class NixlAgent:
 
     def post(self, where: Where, peer_name: str, local: Descriptors, remote: Descriptors) -> Any:
         """Start reading the remote descriptors into the local ones; the handle keeps this agent alive."""
-        call, agent = self._call, self._agent
-        lists = [agent.get_xfer_descs(each.table, each.memory) for each in (local, remote)]
-        handle = call(where.phase, agent.initialize_xfer, "READ", *lists, peer_name, peer=where.peer, kind=where.kind)
-        if call(where.phase, agent.transfer, handle, peer=where.peer, kind=where.kind) == "ERR":
-            raise TransportError(where.phase, "the read was refused", peer=where.peer, kind=where.kind)
+        handle = self.prepare(where, peer_name, local, remote)
+        self.start(where, handle)
         return handle
 
-    def landed(self, where: Where, handle: Any) -> bool:
-        """Whether the read is complete. Once it is, or has failed, the handle is released."""
+    def prepare(self, where: Where, peer_name: str, local: Descriptors, remote: Descriptors) -> Any:
+        """The handle of a read that can be started as often as it has landed; it keeps this agent alive."""
+        agent = self._agent
+        lists = [agent.get_xfer_descs(each.table, each.memory) for each in (local, remote)]
+        return self._call(
+            where.phase, agent.initialize_xfer, "READ", *lists, peer_name, peer=where.peer, kind=where.kind
+        )
+
+    def start(self, where: Where, handle: Any) -> None:
+        """Start a read that is prepared, and not in flight."""
+        if self._call(where.phase, self._agent.transfer, handle, peer=where.peer, kind=where.kind) == "ERR":
+            raise TransportError(where.phase, "the read was refused", peer=where.peer, kind=where.kind)
+
+    def landed(self, where: Where, handle: Any, *, keep: bool = False) -> bool:
+        """Whether the read is complete. Once it is, the handle is released unless it is to `keep`; once it has failed,
+        in any case."""
         state = self._call(where.phase, self._agent.check_xfer_state, handle, peer=where.peer, kind=where.kind)
-        if state in ("DONE", "ERR"):
+        if state == "ERR" or (state == "DONE" and not keep):
             self._call(where.phase, self._agent.release_xfer_handle, handle, peer=where.peer, kind=where.kind)
         if state == "ERR":
             raise TransportError(where.phase, "the read failed", peer=where.peer, kind=where.kind)

@@ -4,7 +4,7 @@ import threading
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, Field
 from sqlalchemy import select
 
@@ -16,7 +16,7 @@ from service.clouds.lacks import ChannelCheck
 from service.clouds.queries import channels_of, is_troubled, list_channels, list_hearings, own_view
 from service.clouds.rules import is_alive
 from service.clouds.tables import HearingRow
-from service.context import ADMIN_ONLY, PERSON_ONLY, ContextOf, SessionOf
+from service.context import ADMIN_ONLY, PERSON_ONLY, ContextOf, SessionOf, takes_long
 from service.edge.routes import PeoplesRoute
 from service.nodes.tables import NodeRow, NodeState
 from service.paging import PagesOf
@@ -44,7 +44,10 @@ _CHECKING = threading.Lock()
 
 
 @router.get(
-    "/channels/check", operation_id="check_channels", summary="Look for what is missing", dependencies=[ADMIN_ONLY]
+    "/channels/check",
+    operation_id="check_channels",
+    summary="Look for what is missing",
+    dependencies=[ADMIN_ONLY, Depends(takes_long)],
 )
 def check_channels(context: ContextOf) -> list[ChannelCheck]:
     """Asks each cloud that is configured, with the service's own credentials. Changes nothing there."""

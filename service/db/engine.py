@@ -41,12 +41,15 @@ OWN_CONNECTIONS = 6
 class Database:
     """What reaches the database, and the embedded server if it is ours. `engine` and `sessions` are for agents, up to
     `agents_max` at a time, and for the service itself; `readers` is for people and scripts, up to `readers_max`: they
-    share no connection, so that neither waits for the other."""
+    share no connection, so that neither waits for the other. `looking` and `readers_looking` have the same connections
+    for who only reads: without a transaction, whose begin and end are two round trips."""
 
     engine: Engine
     sessions: sessionmaker[Session]
+    looking: sessionmaker[Session]
     agents_max: int
     readers: sessionmaker[Session]
+    readers_looking: sessionmaker[Session]
     readers_engine: Engine
     readers_max: int
     embedded: EmbeddedServer | None
@@ -86,12 +89,26 @@ def connect(url: URL, *, pool_size: int, embedded: EmbeddedServer | None = None)
     return Database(
         engine=engine,
         sessions=sessionmaker(engine, expire_on_commit=False),
+        looking=_looking(engine),
         agents_max=2 * pool_size,
         readers=sessionmaker(readers, expire_on_commit=False),
+        readers_looking=_looking(readers),
         readers_engine=readers,
         readers_max=pool_size,
         embedded=embedded,
     )
+
+
+def _looking(engine: Engine) -> sessionmaker[Session]:
+    """Sessions that only read. READ COMMITTED gives a transaction no common view of several statements either."""
+    found = sessionmaker(engine.execution_options(isolation_level="AUTOCOMMIT"), expire_on_commit=False)
+
+    @event.listens_for(found, "before_flush")
+    def refuse(session: Session, *_: object) -> None:
+        changed = [*session.new, *session.deleted, *(row for row in session.dirty if session.is_modified(row))]
+        assert not changed, f"a session that only reads was to write {changed[0]!r}"
+
+    return found
 
 
 def _engine(url: URL, *, kept: int, most: int) -> Engine:

@@ -6,7 +6,9 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from psycopg.errors import InsufficientPrivilege
 from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import ProgrammingError
 
 import migrations
 from service.db.engine import StartError
@@ -16,7 +18,20 @@ LOCK_KEY = 0x11FE_0001
 
 
 def upgrade(engine: Engine, *, revision: str = "head") -> None:
-    """Run the migrations that are missing, in one transaction. Raises StartError if the schema is newer than all."""
+    """Run the migrations that are missing, in one transaction. Raises StartError if the schema is newer than all, and
+    where the database user lacks rights."""
+    try:
+        _upgrade(engine, revision)
+    except ProgrammingError as error:
+        if not isinstance(error.orig, InsufficientPrivilege):
+            raise
+        raise StartError(
+            f"the database user {engine.url.username} lacks rights: {error.orig.diag.message_primary}; it needs to own "
+            f"the database {engine.url.database}, or all rights in its schema public and on the tables there"
+        ) from error
+
+
+def _upgrade(engine: Engine, revision: str) -> None:
     with engine.begin() as connection:
         connection.execute(text("SET LOCAL lock_timeout = '60s'"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK_KEY})

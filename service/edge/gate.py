@@ -1,5 +1,6 @@
 """Every request passes here first. What has no token, asks too often or is too large is refused before its body is
-read; a body that does not come in time, and an error that nobody expected, become problem+json too.
+read; a body that does not come in time, and an error that nobody expected, become problem+json too. People's reads wait
+here for their turn, so that agents are served first.
 """
 
 import asyncio
@@ -17,8 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agent.protocol import errors
 from agent.protocol.errors import Problem
-from service.context import CALLER, Context, find_caller, find_visitor
-from service.edge.budgets import Buckets
+from service.context import CALLER, TURN, Context, find_caller, find_visitor
+from service.edge.budgets import Buckets, OverBudget
 from service.edge.credentials import SESSION_PATH, bearer_of, check_origin, cookie_of, reason_of
 from service.lanes import Lane
 from service.problems import ProblemError, response_to, response_to_database, unexpected
@@ -29,7 +30,8 @@ BODY_BYTES_MAX = 64 * 1024
 """Of a route that names no limit of its own."""
 BODY_S_MAX = 30.0
 _OF_AGENTS = "/agent/"
-_NEEDS_TOKEN = ("/api/", _OF_AGENTS)
+_OF_PEOPLE = "/api/"
+_NEEDS_TOKEN = (_OF_PEOPLE, _OF_AGENTS)
 _LOGIN = ("POST", SESSION_PATH)
 _CLOSE = {"Connection": "close"}
 _log = logging.getLogger(__name__)
@@ -45,18 +47,56 @@ class Gate:
         settings = context.settings
         self._agents = Buckets(per_s=settings.agent_requests_per_s, burst=2 * settings.agent_requests_per_s)
         self._others = Buckets(per_s=settings.requests_per_s, burst=2 * settings.requests_per_s)
+        self._spent = OverBudget()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request. The lifespan passes through."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+        elif scope["method"] == "GET" and scope["path"].startswith(_OF_PEOPLE):
+            await self._read(scope, receive, send)
+        else:
+            await self._pass(scope, receive, send)
+
+    async def _read(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Its turn ends when its answer begins: a stream may go on for days. Who comes without a token needs none."""
+        if not bearer_of(Headers(scope=scope)) and not cookie_of(scope):
+            await self._pass(scope, receive, send)
             return
+        try:
+            self._refuse_spent(scope)
+            end = await self._context.readers.begin()
+        except ProblemError as error:
+            await response_to(error, _closing(scope))(scope, receive, send)
+            return
+        scope[TURN] = end
+
+        async def begun(message: Message) -> None:
+            end()
+            await send(message)
+
+        try:
+            await self._pass(scope, receive, begun)
+        finally:
+            end()
+
+    def _refuse_spent(self, scope: Scope) -> None:
+        """Raises 429 for a token that has no request left, without another look at whose it is."""
+        token = bearer_of(Headers(scope=scope))
+        caller = self._spent.caller_of(token)
+        if caller is None:
+            return
+        if self._others.has_one(caller, now_s=monotonic()):
+            self._spent.forget(token)
+        else:
+            self._take(self._others, caller)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = _Body(receive, self._body_bytes_max.get(scope["path"], BODY_BYTES_MAX))
             await self._admit(scope, body)
         except ProblemError as error:
-            # The body is not read, so nothing else may follow on this connection.
-            await response_to(error, _CLOSE)(scope, receive, send)
+            await response_to(error, _closing(scope))(scope, receive, send)
             return
         except SQLAlchemyError as error:
             refused = response_to_database(error, self._context.database.outage)
@@ -74,8 +114,10 @@ class Gate:
             try:
                 caller = await self._caller(scope, token, lane)
                 scope[CALLER] = caller if lane is self._context.agents else replace(caller, why=reason_of(headers))
-                budget = self._others if caller.role in PEOPLE else self._agents
-                self._take(budget, f"token {caller.token_id}")
+                if caller.role in PEOPLE:
+                    self._take_of_person(token, f"token {caller.token_id}")
+                else:
+                    self._take(self._agents, f"token {caller.token_id}")
             except (SQLAlchemyError, ProblemError) as error:
                 if not isinstance(error, ProblemError) or error.problem.status in (429, 503):
                     self._note_try(token)
@@ -97,6 +139,14 @@ class Gate:
         caller = await find_visitor(self._context, secret)
         check_origin(scope)
         return caller
+
+    def _take_of_person(self, token: str, caller: str) -> None:
+        try:
+            self._take(self._others, caller)
+        except ProblemError:
+            if token:
+                self._spent.note(token, caller)
+            raise
 
     def _take(self, budget: Buckets, caller: str) -> None:
         wait_s = budget.wait_s(caller, now_s=monotonic())
@@ -160,6 +210,13 @@ class _Body:
     def _too_large(self) -> Problem:
         detail = f"a request to this address may have at most {self._bytes_max} bytes"
         return Problem(title="Too large", status=413, code=errors.TOO_LARGE, detail=detail)
+
+
+def _closing(scope: Scope) -> Mapping[str, str]:
+    """Where a body is not read, nothing else may follow on its connection."""
+    headers = Headers(scope=scope)
+    has_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+    return _CLOSE if has_body else {}
 
 
 def _check_form(scope: Scope, headers: Headers) -> None:

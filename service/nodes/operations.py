@@ -26,14 +26,21 @@ from service.nodes.tables import IncarnationRow, NodeRow, NodeState
 from service.problems import ProblemError
 
 LOCK_WAIT_TOGETHER = "250ms"
+STARTS_KEPT_MAX = 64
+"""Starts of a node's agent that are known, the newest: a report of one before them counts as that of another start."""
 _LOCK = (
     select(NodeRow)
     .where(NodeRow.node_id == bindparam("node_id"))
     .with_for_update(key_share=True)
     .execution_options(populate_existing=True)
 )
-
-
+_FORGET_STARTS = text(
+    """
+    DELETE FROM agent_incarnations WHERE incarnation IN (
+        SELECT incarnation FROM agent_incarnations WHERE node_id = :node_id AND incarnation <> :incarnation
+         ORDER BY first_seen_at DESC, incarnation OFFSET :kept)
+    """
+)
 _LOCK_FREE = (
     select(
         NodeRow,
@@ -111,6 +118,7 @@ def lock_node(session: Session, report: SyncReport, *, now: datetime) -> Reporte
 def _remember(session: Session, report: SyncReport, *, now: datetime) -> None:
     values = {"incarnation": report.agent_incarnation, "node_id": report.node.node_id, "first_seen_at": now}
     session.execute(insert(IncarnationRow).values(values).on_conflict_do_nothing())
+    session.execute(_FORGET_STARTS, {**values, "kept": STARTS_KEPT_MAX - 1})
 
 
 def store_node(node: NodeRow, report: SyncReport, *, now: datetime) -> bool:

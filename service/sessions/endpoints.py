@@ -79,10 +79,11 @@ async def show(request: Request, caller: CallerOf) -> SessionOut:
 
 
 @router.delete(SESSION_PATH, status_code=204, operation_id="end_session", summary="Log out", dependencies=[PERSON_ONLY])
-def end(request: Request, session: SessionOf, response: Response) -> None:
+def end(request: Request, context: ContextOf, session: SessionOf, caller: CallerOf, response: Response) -> None:
     """The cookie, and any copy of it, is of no more use. Without a cookie nothing changes."""
     if secret := cookie_of(request.scope):
         end_session(session, secret)
+        note(session, caller, "end_session", caller.token_id, now=context.clock())
     response.delete_cookie(COOKIE, httponly=True, samesite="strict")
 
 

@@ -69,7 +69,7 @@ class News:
 
     def _made(self, asked: frozenset[_Ask]) -> dict[_Ask, _Found]:
         now, orders = self._clock(), {}
-        with self._lane.sessions() as session:
+        with self._lane.reading() as session:
             standing = standing_nodes(session, asked)
             jobs = {row.job_id: row for row in standing.values()}
             if len(jobs) > 1:

@@ -6,6 +6,7 @@ the faults a test has armed: kill, stall (SIGSTOP), or hold until released. Ever
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib
 import os
@@ -436,8 +437,6 @@ class Recorder:
                 self.records[("step", step, active.world.rank)] = record
 
     def _tell_memory(self, name: str = "resident") -> None:
-        from liver_core.worlds.released_storage import trim
-
         # What malloc keeps of the last step would drown what is looked for.
         trim()
         resident = resident_bytes() if self.setup.memory else None
@@ -490,6 +489,13 @@ def counts() -> dict[str, int]:
         "groups": len(c10d._world.pg_map),
         "group names": len(c10d._world.tags_to_pg.get("", [])),
     }
+
+
+def trim() -> None:
+    """Have the C library return what it keeps of freed memory, where it can."""
+    give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if give_back is not None:
+        give_back(0)
 
 
 def resident_bytes() -> int:

@@ -66,6 +66,15 @@ def test_threads_that_answer_get_the_interpreter_soon_while_another_computes(tmp
     assert sys.getswitchinterval() == usual_s, "a process that goes on has its own again"
 
 
+def test_only_token_files_that_are_there_are_announced(tmp_path):
+    """Of two services on one database, one makes the first tokens."""
+    assert serve.announcement("http://a:1", tmp_path) == ("service: http://a:1",)
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / "join.token").write_text("x")
+    announced = serve.announcement("http://a:1", tmp_path)
+    assert [line.split()[-1] for line in announced[1:]] == [str(tmp_path / "tokens" / "join.token")]
+
+
 def test_a_data_directory_that_cannot_be_written_is_named(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")

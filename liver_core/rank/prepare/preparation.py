@@ -51,7 +51,7 @@ from liver_core.training.job import TrainingJob
 from liver_core.transport.protocol import Transport
 from liver_core.worlds.groups import connect_store, nothing_listens_at, plainly
 from liver_core.worlds.megatron import MegatronWorld, building
-from liver_core.worlds.released_storage import released, trim
+from liver_core.worlds.released_storage import released
 
 
 class PrepareFailed(RuntimeError):
@@ -376,7 +376,6 @@ class Preparation:
         with building(made.world), hollow as mode:
             made.state = check_built(self.job.build(made.world), made.world)
         if mode is not None:
-            trim()
             made.account.pass_through(mode.peak_bytes)
 
     def _warm_up(self, made: NextWorld) -> None:

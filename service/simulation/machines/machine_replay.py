@@ -66,10 +66,10 @@ class MachineReplay(ClusterReplay):
     def run(self, goal: Goal) -> ClusterRun:
         self._goal = goal
         done = super().run(goal)
-        enacted = sorted((*self._ground.job.starts, *self._ground.lead.enacted), key=lambda each: each.generation)
-        job, refused = self._ground.job, tuple(self._ground.lead.refused)
+        job, lead = self._ground.job, self._ground.lead
+        enacted = sorted((*job.starts, *lead.enacted, *lead.still_open()), key=lambda each: each.generation)
         gave_up = job.reason if job.state is JobState.FAILED else ""
-        return replace(done, enacted=tuple(enacted), refused=refused, gave_up=gave_up)
+        return replace(done, enacted=tuple(enacted), refused=tuple(lead.refused), gave_up=gave_up)
 
     # What happens.
 

@@ -115,12 +115,16 @@ class PlayedHandoff:
             may_lose_leavers=tally.goes() or (passed and self.rung is Rung.RESCUE),
         )
 
-    def enacted(self, stage: Stage, reason: str, decision: str) -> Enacted:
-        """What is to be remembered of it, now that it is over."""
-        record, now = self.proposer.record, self._ground.time.now
+    def over(self, stage: Stage, reason: str, decision: str) -> Enacted:
+        """What is to be remembered of it, now that it has ended."""
         if stage is not Stage.ACTIVE:
-            self._ground.charge_building(min(now, self.ending_s) - self.opened_s)
-        what = str(self.rung), reason, now, str(stage), decision, max(1, record.plan_revision)
+            self._ground.charge_building(min(self._ground.time.now, self.ending_s) - self.opened_s)
+        return self.enacted(str(stage), reason, decision)
+
+    def enacted(self, ended: str, reason: str, decision: str) -> Enacted:
+        """How far it is."""
+        record = self.proposer.record
+        what = str(self.rung), reason, self._ground.time.now, ended, decision, max(1, record.plan_revision)
         return Enacted(self.opened_s, record.generation, *what)
 
     def _takes(self, proposal: Proposal) -> None:

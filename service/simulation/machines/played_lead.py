@@ -56,11 +56,15 @@ class PlayedLead:
         """What was led from there is led no more."""
         for handoff in self._all():
             if handoff.leads == name:
-                self.enacted.append(handoff.enacted(Stage.ABORTED, "the node that led is gone", ""))
+                self.enacted.append(handoff.over(Stage.ABORTED, "the node that led is gone", ""))
                 handoff.dies()
                 self._forget(handoff)
             else:
                 handoff.misses(name)
+
+    def still_open(self) -> list[Enacted]:
+        """At the end of the trace."""
+        return [handoff.enacted("open", "the trace has ended", "") for handoff in self._all()]
 
     def nodes_wanted(self) -> tuple[str, ...]:
         return () if self._open is None else self._open.target
@@ -171,7 +175,7 @@ class PlayedLead:
 
     def _is_over(self, handoff: PlayedHandoff, ended: HandoffEnded) -> None:
         ground, is_active = self._ground, ended.stage is Stage.ACTIVE
-        self.enacted.append(handoff.enacted(ended.stage, str(ended.reason), str(ended.decision)))
+        self.enacted.append(handoff.over(ended.stage, str(ended.reason), str(ended.decision)))
         self._forget(handoff)
         self._failures = 0 if is_active or handoff.superseded else self._failures + 1
         if self._failures:

@@ -11,11 +11,12 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from liver_core.transport.nixl import NixlTransport, _Progress
+from liver_core.transport.nixl import KEPT_READS_MAX, NixlTransport, _Post, _Progress
 from liver_core.transport.protocol import Call, Read, Transport, TransportError
 from liver_core.transport.ucx import NixlAgent, Where, has_gpu, interface_of, rdma_devices, ucx_environment
 from tests.liver_core.transport.ranks import Rank, Run, run_ranks
@@ -112,13 +113,26 @@ def test_an_address_is_turned_into_the_device_that_has_it():
         interface_of("203.0.113.9")
 
 
+def test_a_look_that_comes_again_is_prepared_once_for_each_peer_and_sees_what_was_written_since():
+    assert run_ranks("nixl", 2, look_again_and_again) == [True, True]
+
+
+def test_so_many_different_looks_are_kept_and_no_read_of_state():
+    assert run_ranks("nixl", 2, look_at_many_places) == [True, True]
+
+
+def test_a_look_at_a_source_that_is_gone_fails_each_time_and_is_not_kept():
+    assert run_ranks("nixl", 2, look_at_one_that_is_gone)[0] is True
+
+
 def test_a_batch_that_fails_does_not_end_a_read_while_another_of_its_peer_still_lands():
     looks: list[str] = []
 
     class Reader:
         """One batch has failed. The other lands at the third look."""
 
-        def landed(self, where: Where, handle: str) -> bool:
+        def landed(self, where: Where, handle: str, *, keep: bool) -> bool:
+            assert not keep
             looks.append(handle)
             if handle == "failed":
                 raise TransportError(where.phase, "the read failed", peer=where.peer, kind=where.kind)
@@ -128,7 +142,7 @@ def test_a_batch_that_fails_does_not_end_a_read_while_another_of_its_peer_still_
         looks.clear()
         endpoint = NixlTransport("reader")
         endpoint._reader = Reader()  # type: ignore[assignment]
-        work = _Progress(peer=1, pending=deque(), flying=[(handle, "master") for handle in order])
+        work = _Progress(peer=1, pending=deque(), flying=[_Post("master", (), handle=handle) for handle in order])
         with pytest.raises(TransportError, match="the read failed"):
             endpoint._run([work], time.monotonic(), soon(5))
         assert (looks.count("lands"), looks.count("failed")) == (3, 1), "its bytes may still be on the way"
@@ -149,9 +163,11 @@ def test_the_handle_of_a_read_that_failed_is_released():
     agent._agent = Agent()
     where = Where(Call.READ, 1, "master")
     assert not agent.landed(where, "PROC")
+    assert agent.landed(where, "DONE", keep=True)
+    assert released == [], "it is asked again"
     assert agent.landed(where, "DONE")
     with pytest.raises(TransportError, match="the read failed"):
-        agent.landed(where, "ERR")
+        agent.landed(where, "ERR", keep=True)
     assert released == ["DONE", "ERR"]
 
 
@@ -206,6 +222,71 @@ def read_a_stopped_process(rank: Rank) -> bool:
             os.kill(other, signal.SIGCONT)
         assert same_bits(target, numbers(1))
     leave(rank, endpoint)
+    return True
+
+
+def counted(endpoint: Transport) -> list[str]:
+    """The kinds of all reads that NIXL has prepared since."""
+    assert isinstance(endpoint, NixlTransport)
+    prepared: list[str] = []
+    reader = endpoint._reading()
+    prepare = reader.prepare
+
+    def noted(where: Where, *arguments: Any) -> Any:
+        prepared.append(where.kind or "")
+        return prepare(where, *arguments)
+
+    reader.prepare = noted  # type: ignore[method-assign]
+    return prepared
+
+
+def look_again_and_again(rank: Rank) -> bool:
+    source = {"counter": torch.zeros(2, dtype=torch.int64), "slots": torch.zeros(4, dtype=torch.int64)}
+    target = {kind: torch.zeros_like(tensor) for kind, tensor in source.items()}
+    endpoint = connected(rank, source, target)
+    prepared, peer = counted(endpoint), 1 - rank.rank
+    for value in range(1, 9):
+        source["counter"][1], source["slots"][value % 4] = value, 10 * value
+        rank.exchange()
+        slot = (Run(value % 4, 3, 1),)
+        report = endpoint.read([Read(peer, "counter", (Run(1, 0, 1),)), Read(peer, "slots", slot)], soon(5))
+        assert (report.bytes, [each.bytes for each in report.peers]) == (16, [16])
+        assert (int(target["counter"][0]), int(target["slots"][3])) == (value, 10 * value)
+        rank.exchange()
+    assert prepared == ["counter, slots"] * 4, "one for each slot, with both kinds in it"
+    leave(rank, endpoint)
+    return True
+
+
+def look_at_many_places(rank: Rank) -> bool:
+    target = torch.zeros(NUMEL)
+    endpoint = connected(rank, {"master": numbers(rank.rank)}, {"master": target})
+    assert isinstance(endpoint, NixlTransport)
+    for place in range(2 * KEPT_READS_MAX):
+        endpoint.read([Read(1 - rank.rank, "master", (Run(place, place, 1),))], soon(5))
+    assert same_bits(target[: 2 * KEPT_READS_MAX], numbers(1 - rank.rank)[: 2 * KEPT_READS_MAX])
+    before = set(endpoint._kept)
+    assert len(before) == KEPT_READS_MAX
+    endpoint.read([Read(1 - rank.rank, "master", (Run(0, 0, NUMEL),))], soon(5))
+    assert set(endpoint._kept) == before
+    leave(rank, endpoint)
+    return True
+
+
+def look_at_one_that_is_gone(rank: Rank) -> bool:
+    endpoint = connected(rank, {"master": numbers(rank.rank)}, {"master": torch.zeros(NUMEL)})
+    assert isinstance(endpoint, NixlTransport)
+    look = [Read(1, "master", (Run(0, 0, 1),))]
+    if rank.rank == 0:
+        endpoint.read(look, soon(5))
+    rank.exchange()
+    if rank.rank == 1:
+        rank.die()
+    rank.exchange()
+    for _ in range(3):
+        with pytest.raises(TransportError):
+            endpoint.read(look, soon(5))
+        assert not endpoint._kept
     return True
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.rank_cluster import Cluster, RankSetup
-from tests.cluster.real_ranks import run_ranks
+from tests.cluster.real_ranks import run_alone, run_ranks
 from tests.cluster.real_ranks_model import small_gpt
 from tests.liver_core.worlds.memory import measured_handoff
 
@@ -67,6 +67,11 @@ def test_discarding_a_part_of_an_array_leaves_its_neighbours_on_the_same_pages()
     assert not gone.any(), "whole pages of the part go back to the system"
 
 
+def test_discarding_a_world_leaves_the_process_what_its_next_step_uses_again():
+    taken, faults = run_alone(_free_beside_a_discard)
+    assert faults < 0.1 * taken / mmap.PAGESIZE
+
+
 @pytest.mark.parametrize(
     "use",
     [
@@ -110,8 +115,8 @@ def _build_again_and_again(rank: int, port: int, corpus: str) -> dict[str, Any]:
     from liver_core.state.megatron_optimizer import distributed_optimizer
     from liver_core.worlds.groups import connect_store
     from liver_core.worlds.megatron import activate, bring_up, building
-    from liver_core.worlds.released_storage import discard, released, restore, trim
-    from tests.cluster.real_ranks_process import make_job, resident_bytes
+    from liver_core.worlds.released_storage import discard, released, restore
+    from tests.cluster.real_ranks_process import make_job, resident_bytes, trim
 
     job = make_job(RankSetup(small_gpt(corpus, **BIG)))
     store = connect_store(StoreAddress("127.0.0.1", port), timeout_s=30)
@@ -157,3 +162,29 @@ def _discard_what_numpy_saw(rank: int, port: int) -> tuple[int, int]:
     left = resident_bytes() - before
     assert seen[len(seen) // 2] == 0.0
     return grown, left
+
+
+def _free_beside_a_discard() -> tuple[int, int]:
+    """Bytes that a step takes and frees, and page faults of the next step, with a world discarded in between."""
+    import resource
+
+    import torch
+
+    from liver_core.worlds.released_storage import collect, discard
+
+    # Small enough to come from the heap of the C library, which hands them out again.
+    elements, count = 16 << 10, 400
+
+    def step() -> list[torch.Tensor]:
+        return [torch.ones(elements) for _ in range(count)]
+
+    activations = step()
+    keeps_the_heap = torch.ones(elements)
+    activations.clear()
+    discard([torch.ones(16 * MIB)])
+    collect()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    activations = step()
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    assert len(activations) == count and keeps_the_heap[0] == 1.0
+    return 4 * elements * count, faults

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect, text
+from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.exc import IntegrityError
 
 from service.capacity.tables import InstanceRow
@@ -34,6 +34,19 @@ def test_a_schema_that_a_newer_program_made_is_named_and_left_alone(database):
         upgrade(database.engine)
     with database.engine.connect() as connection:
         assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == "9999"
+
+
+def test_a_database_user_without_rights_is_named_with_what_it_needs(database):
+    with database.engine.begin() as connection:
+        connection.execute(text("CREATE ROLE guest LOGIN"))
+    guest = create_engine(database.engine.url.set(username="guest"))
+    try:
+        with pytest.raises(StartError, match=r"user guest lacks rights: permission denied for .*; it needs to own the"):
+            upgrade(guest)
+    finally:
+        guest.dispose()
+        with database.engine.begin() as connection:
+            connection.execute(text("DROP ROLE guest"))
 
 
 def test_the_migrations_can_be_taken_back_and_applied_again(database):

@@ -6,22 +6,22 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from sqlalchemy import text
+from sqlalchemy.orm import Session, sessionmaker
 
-from service.context import Context
 from tests.service.reconcilers.conftest import Fleet
 
 WITHIN_S = 12.0
 ROUND_S = 3.0
 
 
-def await_a_wait(context: Context) -> None:
+def await_a_wait(sessions: sessionmaker[Session]) -> None:
     """Until somebody waits for what another transaction has locked."""
     waits = text(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     )
     deadline = time.monotonic() + WITHIN_S
     while True:
-        with context.sessions() as session:
+        with sessions() as session:
             if session.scalars(waits).one():
                 return
         assert time.monotonic() < deadline, "nobody waits for a lock"
@@ -46,7 +46,7 @@ def test_the_watch_that_takes_a_node_for_gone_waits_for_its_job_before_it_touche
             # A report of node a that accounts for b, whose steps it knows: first the job, then b's time.
             session.execute(text("SELECT FROM jobs WHERE job_id = :id FOR NO KEY UPDATE"), {"id": fleet.job_id})
             watched = pool.submit(fleet.watch.tick)
-            await_a_wait(fleet.context)
+            await_a_wait(fleet.context.sessions)
             of_b = "SELECT interval_id FROM ledger JOIN leases USING (lease_id) WHERE node_id = 'b'"
             assert session.execute(text(f"{of_b} FOR NO KEY UPDATE OF ledger NOWAIT")).all()
         assert watched.result(timeout=WITHIN_S) == 1

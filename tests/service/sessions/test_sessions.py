@@ -119,6 +119,17 @@ def test_a_session_outlives_the_service_that_began_it(browser, token_of, setting
         assert other.get(PATH).json()["role"] == "viewer"
 
 
+def test_a_login_and_a_logout_stand_in_the_audit_log(client, browser, token_of):
+    token = token_of("viewer")
+    log_in(browser, token)
+    assert browser.delete(PATH, headers=CONSOLE).status_code == 204
+    log = client.get("/api/v1/audit", params={"target": token["token_id"]}).json()
+    assert [(row["actor"], row["action"]) for row in log[:2]] == [
+        ("a viewer", "end_session"),
+        ("a viewer", "begin_session"),
+    ]
+
+
 def test_one_session_too_many_ends_the_oldest(browser, token_of, clock):
     token, cookies = token_of("viewer"), []
     for _ in range(OF_A_TOKEN_MAX + 1):

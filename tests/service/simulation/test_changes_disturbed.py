@@ -194,3 +194,10 @@ def test_times_that_cannot_be_are_refused_by_name() -> None:
             setup=ReplaySetup(checkpoint_every_s=60.0),
             times=ChangeTimes(),
         )
+
+
+def test_a_handoff_that_the_end_of_the_trace_cuts_off_is_shown_as_open() -> None:
+    found = trace((0.0, "n1 n2 n3 n4", ""), (100.0, "n5", ""), end_s=120.0)
+    run = run_of(found, ReplaySetup(notice_s=120.0), SLOW_BUILD)
+    assert story(run) == ["start active", "live open"]
+    assert run.enacted[1].end_s == 120.0
