@@ -14,10 +14,9 @@ from agent.protocol.sync import (
     SourceHandoff,
     SourceInit,
     StepRow,
-    StoreHosted,
 )
 from agent.protocol.values import HandoffState
-from liver_core.handoff import FailedPart, FailureCause, RankStage, Reason, Rung
+from liver_core.handoff import RankStage, Reason, Rung
 from liver_core.handoff.generations import next_start
 from liver_core.layout import ParallelLayout
 from service.jobs.tables import JobRow
@@ -661,17 +660,6 @@ def test_a_lost_world_names_the_rank_that_was_killed_although_others_report_firs
     late = fleet.agents["a"].dead(fleet.agents["a"].job_order(), ProcessEnd(8, signal="SIGSEGV"), step=4)
     fleet.round(trains=False, parts={"a": {"ranks": (late,)}})
     assert fleet.job()["generations"][0]["ended_by"] == killed
-
-
-def test_a_world_that_lost_its_store_names_the_node_that_kept_it(fleet: Fleet):
-    """A rank cannot tell: it knows an address."""
-    fleet.run()
-    fleet.round(parts={"d": {"stores": (StoreHosted(job_id=fleet.job_id, generation=1, host="10.0.0.4", port=29500),)}})
-    gone = Reason("the store is gone at bring_up", "bring_up", 0, cause=FailureCause(FailedPart.STORE))
-    rank = fleet.agents["a"].rank(fleet.agents["a"].job_order(), stage=RankStage.FAILED, step=4, reason=gone)
-    fleet.round(trains=False, parts={"a": {"ranks": (rank,)}})
-    ended_by = fleet.job()["generations"][0]["ended_by"]
-    assert (ended_by["what"], ended_by["node"]) == ("store", "d")
 
 
 def test_ranks_that_miss_a_peer_of_which_nobody_reports_start_again_after_a_moment(fleet: Fleet):
