@@ -21,6 +21,7 @@ from liver_core.handoff.generations import next_start
 from liver_core.layout import ParallelLayout
 from service.jobs.tables import JobRow
 from service.reconcilers import jobs
+from service.reconcilers.calm_jobs import LOOK_AT_CALM_S
 from tests.service.fake_agent import JOB, MISSES_A_PEER, mirror, roster
 from tests.service.reconcilers.conftest import Fleet
 
@@ -193,7 +194,8 @@ def test_a_node_gets_no_rank_while_its_source_announces_its_end_also_when_the_no
     fleet.agents["e"].watch(NoticeKind.INTERRUPTION)
     notice = fleet.agents["e"].notice(deadline_s=5)
     fleet.round(parts={"e": {"notices": (notice,)}})
-    while fleet.clock() < ends_utc(notice) + timedelta(seconds=10):
+    # That a notice is over changes no row: the job is looked at when its time has come.
+    while fleet.clock() < ends_utc(notice) + timedelta(seconds=LOOK_AT_CALM_S + 15):
         fleet.round(seconds=5)
     assert fleet.handoffs() == []
     fleet.agents["e"].watch()
