@@ -1,12 +1,13 @@
 """Decides what to do with a job next: one function from all known facts to one action with its reason. Pure."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
 from agent.protocol.sync import LEASE_SHARE
 from agent.protocol.values import HandoffState, Placement
+from liver_core.handoff.generations import StartWait
+from liver_core.layout import Member
 from liver_core.layout.limits import fitting
 from service.handoffs.older_worlds import OLDER_MAY_STEP, starting_words, wait_of, waits_s
 from service.handoffs.rules import Declined, OpenHandoff
@@ -223,8 +224,8 @@ def _keep_running(view: JobView, limits: JobLimits) -> Action:
     if view.handoff is not None:
         return _watch_handoff(view, view.handoff, limits)
     if view.state is JobState.STARTING and not view.leaving:
-        look_s = limits.start_within_s + waits_s(view, 0.0)
-        return Action(Do.NOTHING, starting_words(view), look_again_s=look_s)
+        look_s = limits.start_within_s + waits_s(view.now, view.steps_from_at)
+        return Action(Do.NOTHING, starting_words(view.steps_from_at), look_again_s=look_s)
     if view.leaving:
         return _answer_notices(view, limits)
     action = _grow_or_stay(view, limits)
@@ -326,7 +327,7 @@ def _start_again(view: JobView, limits: JobLimits, loss: str) -> Action:
     if unheard := [node for node in view.restart.target.node_ids() if node in view.unheard]:
         # One of them may be what was lost. It reports, or counts as silent and is left out, within seconds.
         return Action(Do.NOTHING, f"{loss}; a restart waits for news from {', '.join(unheard[:8])}", look_again_s=0.5)
-    wait = wait_of(view, view.restart.target, limits.lease_s)
+    wait = _wait_of(view, view.restart.target, limits)
     if wait.leased:
         text = f"{loss}; a restart waits until the step leases of {', '.join(wait.leased[:8])} are over"
         return Action(Do.NOTHING, text, look_again_s=0.5)
@@ -345,6 +346,19 @@ def _start_again(view: JobView, limits: JobLimits, loss: str) -> Action:
         look_again_s=limits.start_within_s,
         steps_after_s=wait.steps_after_s,
     )
+
+
+def _wait_of(view: JobView, target: Placement, limits: JobLimits) -> StartWait:
+    """What a start on `target` waits for, since an older world might step on beside it."""
+    worlds = [] if view.world is None or view.errors or view.broken else [view.world.members]
+    if view.handoff is not None and not set(view.handoff.target_nodes) & set(target.node_ids()):
+        worlds.append(tuple(Member(name, 0) for name in view.handoff.target_nodes))
+    when = {"now": view.now, "listening_since": view.listening_since, "waits_s": _older_s(view, limits)}
+    return wait_of(worlds, target.members, view.lost_sight_of, lease_s=limits.lease_s, **when)
+
+
+def _older_s(view: JobView, limits: JobLimits) -> float:
+    return waits_s(view.now, view.steps_from_at, unstepped_since=view.unstepped_since, lease_s=limits.lease_s)
 
 
 def _watch_handoff(view: JobView, handoff: OpenHandoff, limits: JobLimits) -> Action:
@@ -431,7 +445,7 @@ def _start_if_possible(view: JobView, limits: JobLimits) -> Action:
         target=view.restart.target,
         checkpoint=view.checkpoint,
         lost_steps=lost,
-        steps_after_s=waits_s(view, limits.lease_s),
+        steps_after_s=_older_s(view, limits),
     )
 
 
@@ -470,21 +484,6 @@ def accepts_active(*, active: int | None, parent: int, generation: int, started_
     if overtaken:
         return f"the service has started generation {overtaken[-1]} since then"
     return None
-
-
-def went_through(
-    *, parent: int, generation: int, recorded: Mapping[int, int | None], started_here: frozenset[int]
-) -> bool:
-    """Whether the job has gone on from this generation, which its agents report as active only after a later one. A
-    number is used once, so that a later handoff which began there, or behind it, shows that it did.
-
-    `recorded`: the parent of each generation that is known; `started_here`: as in `accepts_active`.
-    """
-    later = min((number for number in recorded if number > generation), default=None)
-    earlier = max((number for number in recorded if number < generation), default=0)
-    if later is None or later in started_here:
-        return False
-    return parent >= earlier and (recorded[later] or 0) >= generation
 
 
 def deadline_of(leaving: tuple[Leaving, ...]) -> datetime | None:

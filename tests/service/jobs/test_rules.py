@@ -10,6 +10,7 @@ from agent.protocol.process_end import ProcessEnd
 from agent.protocol.values import HandoffState, Placement
 from liver_core.handoff import FailureCause
 from liver_core.layout import Member, ParallelLayout
+from service.handoffs.rules import went_through
 from service.jobs.causes import FailedPart, FirstCause
 from service.jobs.crashes import RankError
 from service.jobs.rules import (
@@ -25,7 +26,6 @@ from service.jobs.rules import (
     accepts_active,
     deadline_of,
     next_action,
-    went_through,
 )
 from service.jobs.tables import ENDED, JobState, SourceKind
 from service.planner.inputs import PlannerDecision, PlannerVerdict, World

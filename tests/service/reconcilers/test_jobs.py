@@ -16,7 +16,7 @@ from agent.protocol.sync import (
     StepRow,
 )
 from agent.protocol.values import HandoffState
-from liver_core.handoff import FailedPart, FailureCause, RankStage, Reason, Rung
+from liver_core.handoff import RankStage, Reason, Rung
 from liver_core.handoff.generations import next_start
 from liver_core.layout import ParallelLayout
 from service.jobs.tables import JobRow
@@ -459,23 +459,6 @@ def test_a_start_that_never_makes_a_step_is_tried_again_and_then_fails(fleet: Fl
     job = fleet.job()
     assert job["state"] == "failed"
     assert job["reason"] == "3 starts in a row failed; the last one: the start made no step within 270 s"
-
-
-def test_a_start_below_one_that_a_restored_database_does_not_know_fails_at_once_and_the_next_one_is_above(fleet: Fleet):
-    fleet.run()
-    agent, newer = fleet.agents["a"], next_start(next_start(next_start(next_start(1))))
-    broken = agent.rank(agent.job_order(), stage=RankStage.FAILED, step=9, reason=Reason("it failed", "training"))
-    fleet.round(parts={"a": {"ranks": (broken,), "steps": ()}})
-    fleet.round(trains=False)
-    assert agent.job_order().generation == next_start(1)
-    why = Reason("a newer one writes there", "training", 0, cause=FailureCause(FailedPart.START, newer_start=newer))
-    refused = agent.rank(agent.job_order(), stage=RankStage.FAILED, reason=why)
-    fleet.round(trains=False, parts={"a": {"ranks": (refused,)}})
-    fleet.round(trains=False)
-    assert agent.job_order().generation == next_start(newer)
-    job = fleet.job()
-    assert job["state"] == "starting" and "a newer one writes there" in job["reason"]
-    assert job["generations"][-2]["ended_by"]["what"] == "start"
 
 
 def test_stopping_waits_for_the_ranks_and_then_frees_the_nodes(fleet: Fleet):
