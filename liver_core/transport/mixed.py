@@ -71,7 +71,11 @@ class MixedTransport:
     def start_progress(self) -> None:
         self._check_open(Call.SERVE)
         if self._serves_near:
-            self._near.start_progress()
+            # A rank that only reads begins with this, and so finds out here that the near half cannot be set up.
+            try:
+                self._near.start_progress()
+            except TransportError as error:
+                self._lose_near(error)
         self._far.start_progress()
 
     def calm(self) -> None:

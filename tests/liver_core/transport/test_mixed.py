@@ -87,6 +87,8 @@ class Unusable(InMemoryTransport):
 
     def start_progress(self) -> None:
         assert "sources" not in self.fails, "what was never set up serves nothing"
+        if "progress" in self.fails:
+            raise TransportError(Call.REGISTER, "no backend")
         super().start_progress()
 
 
@@ -127,6 +129,21 @@ def test_a_reader_whose_near_half_cannot_be_set_up_reads_over_the_far_one_and_st
     other.register(targets={"master": torch.zeros(30)})
     other.connect(0, own, soon())
     assert other.one_sided and other.read([Read(0, "master", (Run(0, 0, 5),))], soon()).bytes == 20
+
+
+def test_a_newcomer_that_begins_to_serve_before_it_has_anything_finds_out_there_and_reads_over_the_far_one():
+    near, far = MemoryNetwork(), MemoryNetwork()
+    source = mixed("source", near, far, {"source"})
+    source.register(sources={"master": torch.full((30,), 7.0)})
+    newcomer = unusable("newcomer", near, far, "progress", "targets")
+    newcomer.start_progress()
+    TARGET.zero_()
+    newcomer.register(targets={"master": TARGET})
+    newcomer.connect(0, source.address(), soon())
+    assert newcomer.read([Read(0, "master", (Run(0, 0, 10),))], soon()).bytes == 40
+    assert TARGET[:10].tolist() == [7.0] * 10 and not newcomer.one_sided
+    newcomer.calm()
+    newcomer.stop_progress()
 
 
 def test_a_near_half_that_fails_after_peers_are_connected_over_it_is_given_up_for_them_too():
