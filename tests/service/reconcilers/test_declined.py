@@ -2,7 +2,11 @@
 
 from uuid import UUID
 
+import pytest
+
 from agent.protocol.sync import HandoffDeclined
+from agent.protocol.values import HandoffCause, HandoffState
+from liver_core.handoff import Reason
 from tests.service.reconcilers.conftest import Fleet
 
 
@@ -60,3 +64,46 @@ def test_a_node_that_has_no_part_in_it_cannot_decline_and_an_opened_handoff_goes
     fleet.hand_over(proposed)
     assert fleet.agents["a"].sync(**declines(fleet, proposed)).refusals == ()
     assert fleet.handoffs()[0]["state"] == "active"
+
+
+def aborts_growth(fleet: Fleet, **more) -> None:
+    """The agents open what is proposed, and it is not done in time."""
+    fleet.round()
+    (proposed,) = [each for each in fleet.handoffs() if each["state"] == "proposed"]
+    reason = Reason("not finished 120 s after the boundary", "cutover")
+    fleet.hand_over(proposed, state=HandoffState.ABORTED, cause=HandoffCause.GROW, leaving=(), reason=reason, **more)
+    assert fleet.handoffs()[0]["state"] == "aborted"
+
+
+def rounds_until_proposed(fleet: Fleet, *, most: int) -> int:
+    known = len(fleet.handoffs())
+    for count in range(1, most + 1):
+        fleet.round()
+        if len(fleet.handoffs()) > known:
+            return count
+    raise AssertionError(f"nothing was proposed within {most} s")
+
+
+def test_growth_that_is_aborted_again_and_again_is_proposed_after_longer_and_longer(fleet: Fleet):
+    fleet.add("a", "b")
+    fleet.submit()
+    for _ in range(4):
+        fleet.round()
+    fleet.add("c", "d")
+    rounds_until_proposed(fleet, most=10)
+    waited = []
+    for _ in range(3):
+        aborts_growth(fleet)
+        waited.append(rounds_until_proposed(fleet, most=260))
+    assert waited == [pytest.approx(each, abs=4) for each in (60, 120, 240)]
+
+
+def test_growth_that_another_handoff_pushed_out_is_proposed_again_at_once(fleet: Fleet):
+    fleet.add("a", "b")
+    fleet.submit()
+    for _ in range(4):
+        fleet.round()
+    fleet.add("c", "d")
+    rounds_until_proposed(fleet, most=10)
+    aborts_growth(fleet, superseded=True)
+    assert rounds_until_proposed(fleet, most=10) <= 6
