@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -275,7 +275,7 @@ def make_group(
     except (RuntimeError, dist.DistError) as error:
         raise BringUpFailed(
             f"group {name} of ranks {list(ranks)} was not complete within {timeout_s:.1f} s on rank {rank}: "
-            f"{_absent(prefix, ranks)}{error}"
+            f"{absent_from(prefix, {each: _came(at) for at, each in enumerate(ranks)})}{error}"
         ) from error
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
     backends = "cpu:gloo"
@@ -295,10 +295,11 @@ def _came(group_rank: int) -> str:
     return f"came/{group_rank}"
 
 
-def _absent(prefix: dist.Store, ranks: Sequence[int]) -> str:
-    """Names the ranks that have not begun to make the group, as far as the store can still say."""
+def absent_from(store: dist.Store, keys: Mapping[int, str]) -> str:
+    """Names the ranks whose key, by world rank, is not in the store, as far as that can still say: text to put before
+    an error, empty where none is missing."""
     try:
-        absent = [rank for index, rank in enumerate(ranks) if not prefix.check([_came(index)])]
+        absent = [rank for rank, key in keys.items() if not store.check([key])]
     except (RuntimeError, dist.DistError):
         return ""
     return f"{', '.join(f'rank {rank}' for rank in absent)} did not come: " if absent else ""

@@ -28,6 +28,7 @@ from liver_core.worlds.group_plan import DeviceBackend, backend_for, check_layou
 from liver_core.worlds.groups import (
     BringUpFailed,
     PrivateApiMoved,
+    absent_from,
     activate_default_group,
     default_group,
     destroy_groups,
@@ -166,8 +167,9 @@ def _gpus_of_all(store: dist.Store, name: str, rank: int, size: int, gpu: str) -
         store.set(keys[rank], gpu)
         return [value.decode() for value in store.multi_get(keys)]
     except (RuntimeError, dist.DistError) as error:
+        silent = absent_from(store, dict(enumerate(keys)))
         raise BringUpFailed(
-            f"world {name}: not all of its {size} ranks said on which GPU they train: {error}"
+            f"world {name}: not all of its {size} ranks said on which GPU they train: {silent}{error}"
         ) from error
 
 

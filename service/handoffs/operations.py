@@ -19,6 +19,7 @@ from service.jobs.causes import (
     FIRST_CAUSE_WITHIN_S,
     FailedPart,
     FirstCause,
+    at_store,
     cause_of_attempt,
     cause_of_rank,
     end_of,
@@ -194,13 +195,17 @@ def _first_cause(session: Session, mirror: HandoffMirror) -> FirstCause | None:
         and rank["generation"] in (mirror.parent, mirror.generation)
         and rank["stage"] in (RankStage.FAILED, RankStage.BROKEN)
     ]
+    parent = session.get(GenerationRow, (mirror.job_id, mirror.parent))
+    stores = {mirror.parent: parent.store_node if parent is not None else None, mirror.generation: mirror.store_node}
     ended = [
-        cause_of_rank(node_id, rank["rank"], rank["step"], said_of(rank), end_of(rank)) for node_id, rank in failed
+        at_store(
+            cause_of_rank(node_id, rank["rank"], rank["step"], said_of(rank), end_of(rank)), stores[rank["generation"]]
+        )
+        for node_id, rank in failed
     ]
     told = None
     if mirror.reason is not None:
         told = cause_of_attempt(mirror.reason, store_node=mirror.store_node, source=mirror.source)
-    parent = session.get(GenerationRow, (mirror.job_id, mirror.parent))
     if told is not None and parent is not None and (known := FirstCause.of(parent.ended_by)) is not None:
         ended.append(known)  # The world has ended meanwhile, and its ranks are not reported any more.
     complain = {node_id for node_id, _ in failed}

@@ -5,7 +5,7 @@ and both outrank what another rank felt of it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from agent.protocol.process_end import ProcessEnd
@@ -70,6 +70,11 @@ def cause_of_rank(
     return FirstCause(FailedPart.RANK, node, rank, known.signal, known.exit_code, at)
 
 
+def at_store(cause: FirstCause, store_node: str | None) -> FirstCause:
+    """The same, and where it was the store of a world: the node that keeps it. No rank needs to know that."""
+    return replace(cause, node=store_node) if cause.what is FailedPart.STORE else cause
+
+
 def cause_of_attempt(reason: Reason, *, store_node: str | None, source: Roster | None = None) -> FirstCause | None:
     """The same of the reason for which a handoff ended; None if nothing failed, as where it was taken back. `source`:
     the world that it began from, whose ranks were read."""
@@ -77,7 +82,7 @@ def cause_of_attempt(reason: Reason, *, store_node: str | None, source: Roster |
     nobody = reason.rank is None or reason.phase == REFUSED
     match found.what:
         case FailedPart.STORE:
-            return FirstCause(FailedPart.STORE, store_node)
+            return at_store(FirstCause(FailedPart.STORE), store_node)
         case FailedPart.NODE:
             return FirstCause(FailedPart.NODE, reason.node or None, step=found.step)
         case FailedPart.PEER if (missed := _missed(reason, source)) is not None:

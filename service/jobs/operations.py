@@ -17,7 +17,7 @@ from liver_core.handoff.generations import next_start
 from liver_core.layout import Roster, to_json
 from service.db.base import ORDERS_SEQUENCE, Json, among
 from service.db.wake import SENDING, job_topic, node_topic, notify
-from service.jobs.causes import FirstCause
+from service.jobs.causes import FirstCause, at_store
 from service.jobs.grants import end_grants, follow_members
 from service.jobs.rules import Checkpoint
 from service.jobs.tables import (
@@ -293,7 +293,7 @@ def close_generation(session: Session, job: JobRow, cause: FirstCause | None) ->
         return
     row = session.get_one(GenerationRow, (job.job_id, job.active_generation))
     if row.ended_by is None:
-        row.ended_by = cause.as_json()
+        row.ended_by = at_store(cause, row.store_node).as_json()
 
 
 def burn(job: JobRow, generation: int) -> None:

@@ -15,7 +15,7 @@ from service.capacity.tables import InstanceRow
 from service.clouds.operations import hear_from_agent
 from service.db.wake import RECONCILERS, job_topic, notify
 from service.handoffs.operations import decline_handoff, name_cause
-from service.jobs.causes import cause_of_rank
+from service.jobs.causes import FailedPart, at_store, cause_of_rank
 from service.jobs.membership import refresh_members
 from service.jobs.operations import touch
 from service.jobs.tables import (
@@ -247,6 +247,8 @@ def _note_errors(intake: Intake, news: set[tuple[str, int, str]]) -> None:
         said = rank.reason.cause if rank.reason else None
         cause = cause_of_rank(intake.node.node_id, rank.rank, rank.step, said, rank.ended)
         if not cause.is_felt:
+            row = intake.generation(rank.job_id, rank.generation) if cause.what is FailedPart.STORE else None
+            cause = at_store(cause, row.store_node if row is not None else None)
             name_cause(intake.session, job.job_id, cause, now=intake.now)
 
 

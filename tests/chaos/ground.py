@@ -53,6 +53,11 @@ def _may_mount() -> bool:
     return True
 
 
+def names_of(plan: TrialPlan) -> list[str]:
+    """All nodes that a trial may have: one comes in place of a node that has suspended the job."""
+    return [f"node-{number + 1}" for number in range(len(plan.nodes) + max(1, len(plan.comes)))]
+
+
 @contextmanager
 def ground_for(plan: TrialPlan, folder: Path) -> Iterator[Machines]:
     """Machines to play a trial on."""
@@ -61,7 +66,7 @@ def ground_for(plan: TrialPlan, folder: Path) -> Iterator[Machines]:
     with ExitStack() as stack:
         islands = None
         if actions & {Action.CUT, Action.LATE}:
-            names = [f"node-{number + 1}" for number in range(len(plan.nodes) + 1)]
+            names = names_of(plan)
             islands = stack.enter_context((SlowIslands if Action.LATE in actions else Islands)(names))
             stack.enter_context(_inside_hub(islands))
         clocks = None

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from agent.protocol.jobfile import JobFile, parse_layout
 from service.planner.feasibility import rule_violations
+from tests.chaos.ground import names_of
 from tests.chaos.plan import EVERYWHERE, POSSIBLE, RANKS_MAX, Action, Kind, Victim, job_file, plan_of
 
 SEEDS = range(1, 421)
@@ -37,6 +38,14 @@ def test_kinds_take_turns_and_every_victim_is_struck_in_every_way():
     struck = Counter((strike.victim, strike.action) for plan in plans for strike in plan.strikes)
     assert set(struck) == {(victim, action) for action in Action for victim in POSSIBLE[action]}
     assert {len(plan.strikes) for plan in plans} == {1, 2}
+
+
+def test_every_node_that_a_trial_may_have_has_a_name_from_the_start():
+    """Islands are made before it: their addresses go by these names."""
+    for seed in SEEDS:
+        plan = plan_of(seed)
+        come = len(plan.comes) if plan.kind in (Kind.GROW, Kind.REPLACEMENT) else 1
+        assert len(names_of(plan)) >= len(plan.nodes) + come, seed
 
 
 def test_nothing_is_drawn_that_this_machine_cannot_do_and_all_else_stays():

@@ -54,7 +54,7 @@ def test_a_notice_for_a_node_with_a_real_rank_is_watched_to_its_commit(browser, 
     watcher.sees(" → ".join(labels[name] for name in answer["waterfall"]["critical_path"]))
     watcher.page.screenshot(path=SHOTS / "incident-real-1440.png", full_page=True)
     # And the job goes on: its page says so, and counts the steps that it makes.
-    watcher.page.get_by_role("link", name=f"{scene.job_id}").first.click()
+    watcher.go(f"/jobs/{scene.job_id}")
     before = scene.job()["last_step"]
     scene.wait("more steps", lambda: scene.job()["last_step"] >= before + STEPS_AFTER)
     bar = watcher.page.get_by_role("progressbar", name="Steps done")

@@ -9,15 +9,16 @@ from uuid import UUID
 @dataclass(frozen=True, slots=True)
 class Enacted:
     """One attempt to have another world, from `at_s` to `end_s`. `how`: start, restart, or the rung of a handoff;
-    `ended`: the stage in which a handoff ended, or open at the end of the trace; `revisions`: of its plan, so that 1 is
-    one without an amendment."""
+    `ended`: the stage in which a handoff ended; of a start, active from its first step on, and failed where it made
+    none before the service did something else; open at the end of the trace. `revisions`: of its plan, so that 1 is one
+    without an amendment."""
 
     at_s: float
     generation: int
     how: str
     reason: str
     end_s: float
-    ended: str = "active"
+    ended: str
     decision: str = ""
     revisions: int = 1
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from agent.protocol.values import Placement
 from liver_core.layout import Member, ParallelLayout
-from service.jobs.tables import JobState
+from service.jobs.tables import ENDED, JobState
 from service.ledger.tables import Cause
 from service.planner.inputs import PlannerDecision, PlannerVerdict
 from service.policy.types import Candidate, Goal, Policy, PolicyDecision, PolicyInputs, PolicyKnobs, StandingWorld
@@ -67,7 +67,7 @@ class MachineReplay(ClusterReplay):
         self._goal = goal
         done = super().run(goal)
         job, lead = self._ground.job, self._ground.lead
-        enacted = sorted((*job.starts, *lead.enacted, *lead.still_open()), key=lambda each: each.generation)
+        enacted = sorted((*job.starts(), *lead.enacted, *lead.still_open()), key=lambda each: each.generation)
         gave_up = job.reason if job.state is JobState.FAILED else ""
         return replace(done, enacted=tuple(enacted), refused=tuple(lead.refused), gave_up=gave_up)
 
@@ -100,9 +100,14 @@ class MachineReplay(ClusterReplay):
             self._ground.node_given_back(node)
 
     def _decide(self, at_s: float, goal: Goal) -> None:
-        """What to hold. What to run on, the service asks when it looks at the job."""
+        """What to hold: nothing once the job has ended. What to run on, the service asks when it looks at the job."""
         self._decided_s, self._planned = at_s, None
         self._take_state()
+        if self._ground.job.state in ENDED:
+            self._used = tuple(self._ground.nodes_in_use())
+            self._hold(at_s, 0, [node for node in self._up if node not in self._leaving])
+            self._take_state()
+            return
         decision = self._policy.decide(self._inputs(at_s, goal))
         self._remember(at_s, decision)
         staying = [node for node in self._up if node not in self._leaving]

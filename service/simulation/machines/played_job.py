@@ -67,7 +67,7 @@ class PlayedJob:
         self.highest = self._ids = 0
         self.agents: Agents | None = None
         self.proposed: tuple[OpenHandoff, Placement, Candidate] | None = None
-        self.starts: list[Enacted] = []
+        self._starts: list[Enacted] = []
         self._ground = ground
         self._limits = JobLimits()
         self._changed_s = 0.0
@@ -104,6 +104,11 @@ class PlayedJob:
         """A node of this name is heard."""
         self._dead.pop(name, None)
         self._barred -= {name}
+
+    def starts(self) -> list[Enacted]:
+        """All so far; one that has not made its first step is open now."""
+        now = self._ground.time.now
+        return [replace(each, end_s=now) if each.ended == "open" else each for each in self._starts]
 
     def unseen(self) -> tuple[str, ...]:
         """Nodes that are gone, and count as ready all the same."""
@@ -188,16 +193,18 @@ class PlayedJob:
         if due_s != self._look_s:
             return
         self._look_s = float("inf")
+        if self.state in ENDED:
+            return
         planned = self._ground.facts.plan()
         view = self._view(planned)
         action = next_action(view, self._limits)
-        self.reason = self.reason if self.state in ENDED else action.reason
+        self.reason = action.reason
         state, again_s = self.state, look_again_in_s(self.state, action)
         self._apply(action, planned)
         if action.do is not Do.NOTHING:
             again_s = min(again_s, 0.05)
         waits = state in (JobState.PENDING, JobState.SUSPENDED) and action.do is Do.NOTHING
-        if state not in ENDED and not waits and again_s < LOOK_AT_CALM_S:
+        if self.state not in ENDED and not waits and again_s < LOOK_AT_CALM_S:
             self._look_at(self._ground.time.now + again_s)
 
     def _apply(self, action: Action, planned: Planned) -> None:
@@ -244,11 +251,12 @@ class PlayedJob:
             proposer_id="service",
             checkpoint="" if action.checkpoint is None else action.checkpoint.path,
         )
-        is_first = not self.starts and action.checkpoint is None
-        self.starts.append(Enacted(now, generation, "start" if is_first else "restart", action.reason, end_s=now))
+        is_first = not self._starts and action.checkpoint is None
         ground.spent.back_to_checkpoint(now)
         ground.begin_start(order, layout, Doing.STARTING if is_first else Doing.RESTARTING)
         self._set(JobState.STARTING, action.reason)
+        how = "start" if is_first else "restart"
+        self._starts.append(Enacted(now, generation, how, action.reason, end_s=now, ended="open"))
 
     def _propose(self, action: Action, target: Placement, layout: Candidate) -> None:
         now = utc(self._ground.time.now)
@@ -271,6 +279,9 @@ class PlayedJob:
             self.agents.drop(reason)
 
     def _set(self, state: JobState, reason: str) -> None:
+        if self.state is JobState.STARTING:
+            ended = "active" if state is JobState.RUNNING else "failed"
+            self._starts[-1] = replace(self._starts[-1], end_s=self._ground.time.now, ended=ended)
         self.state, self.reason, self._changed_s = state, reason, self._ground.time.now
 
     # What it knows.

@@ -53,12 +53,13 @@ def test_with_the_machines_the_answer_says_which_handoffs_and_restarts_there_wer
     found = run(tmp_path, "--machines", "--json", "--unannounced", "1")
     assert found.exit_code == 0, found.output
     facts = json.loads(found.stdout)
-    # The nodes that go at 600 s and 1,800 s are missed; the one that comes at 1,200 s is brought in by a handoff.
-    assert facts["enacted"] == {"restart active": 2, "start active": 1, "stop_and_copy active": 1}
+    # The nodes that go at 600 s and 1,800 s are missed; the one that comes at 1,200 s is brought in by a handoff. The
+    # trace ends a minute after its last event, before the restart that this one costs has made a step.
+    assert facts["enacted"] == {"restart active": 1, "restart open": 1, "start active": 1, "stop_and_copy active": 1}
     assert (facts["handoffs_refused"], facts["gave_up"]) == (0, "")
     assert facts["goodput"] < json.loads(run(tmp_path, "--json", "--unannounced", "1").stdout)["goodput"]
     shown = run(tmp_path, "--machines", "--unannounced", "1").stdout
-    assert "2 restart active, 1 start active, 1 stop and copy active" in shown
+    assert "1 restart active, 1 restart open, 1 start active, 1 stop and copy active" in shown
     assert "enacted" not in run(tmp_path).stdout
 
 

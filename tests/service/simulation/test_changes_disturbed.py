@@ -7,7 +7,7 @@ import pytest
 
 from service.ledger.tables import Cause
 from service.policy.plain_policies import ReactivePolicy
-from service.policy.types import Candidate
+from service.policy.types import Candidate, Goal, PolicyDecision, PolicyInputs
 from service.simulation.cluster_replay import ClusterRun, replay_cluster
 from service.simulation.machines.change_times import ChangeTimes
 from service.simulation.machines.machine_replay import replay_by_machines
@@ -181,6 +181,43 @@ def test_three_starts_in_a_row_that_lose_a_node_end_the_job_as_the_rule_says() -
     run = run_of(trace((0.0, " ".join(SIX), ""), *lost), ReplaySetup(notice_s=0.0), None, linear(change_s=30.0))
     assert run.tokens == 0
     assert run.gave_up.startswith("3 starts in a row failed")
+    assert story(run) == ["start failed", "restart failed", "restart failed"]
+    ended, begun = [each.end_s for each in run.enacted], [each.at_s for each in run.enacted]
+    assert ended[:-1] == begun[1:]
+    assert begun[-1] < ended[-1] < 90.0
+
+
+def test_a_job_that_gave_up_asks_the_policy_no_more_and_pays_for_no_node() -> None:
+    """The trace goes on for twenty minutes, in which nodes stay offered and others come."""
+    asked: list[float] = []
+
+    class Watched(ReactivePolicy):
+        def decide(self, inputs: PolicyInputs) -> PolicyDecision:
+            asked.append(inputs.goal.elapsed_s)
+            return super().decide(inputs)
+
+    lost = [(10.0, "", "n6"), (40.0, "", "n5"), (75.0, "", "n4"), (600.0, "n7", "")]
+    found = trace((0.0, " ".join(SIX), ""), *lost)
+    layouts, goal = linear(change_s=30.0), Goal(tokens_left=1e12)
+    run = replay_by_machines(found, layouts, Watched(), setup=ReplaySetup(), times=ChangeTimes(), goal=goal)
+    assert run.gave_up
+    over_s = run.enacted[-1].end_s
+    assert asked and max(asked) <= over_s
+    # Nodes are given back where the replay looks next, at most a tick later.
+    assert all(lease.end_s <= over_s + 60.0 for lease in run.leases)
+    assert sum(tokens for _, tokens in run.tokens_lost_by) == pytest.approx(run.ideal_tokens)
+
+
+def test_a_start_that_the_end_of_the_trace_cuts_off_is_shown_as_open() -> None:
+    run = run_of(trace((0.0, "n1 n2", ""), end_s=20.0), ReplaySetup(), None, linear(change_s=30.0))
+    assert story(run) == ["start open"]
+    assert run.enacted[0].end_s == 20.0
+
+
+def test_a_start_ends_with_its_first_step() -> None:
+    run = run_of(trace((0.0, "n1 n2", "")), ReplaySetup(), None, linear(change_s=30.0))
+    assert story(run) == ["start active"]
+    assert run.enacted[0].end_s == pytest.approx(30.0, abs=0.5)
 
 
 def test_a_node_that_comes_during_a_handoff_neither_amends_nor_delays_it() -> None:
