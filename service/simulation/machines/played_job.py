@@ -155,7 +155,7 @@ class PlayedJob:
                 started_here=frozenset(self._started),
             )
             if refusal is None:
-                self._world, self._failed_starts = roster, 0
+                self._world, self._failed_starts, self._declined = roster, 0, None
                 self._set(JobState.RUNNING, "handed over")
         self.wake()
 
