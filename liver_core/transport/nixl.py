@@ -45,7 +45,7 @@ WIRE_UP_READS = 16
 At one read a poll: after 4 of them one endpoint in 50 was not settled on a busy machine, after 16 none of 80.
 """
 
-KEPT_READS_MAX, KEPT_RUNS_MAX, KEPT_ELEMENTS_MAX = 64, 64, 1024
+KEPT_READS_MAX, KEPT_ELEMENTS_MAX = 64, 1024
 """Looks at counters: small, tens a second, and few different ones. NIXL prepares each once; the newest are kept."""
 
 SPIN_S = 0.0002
@@ -413,8 +413,6 @@ class NixlTransport:
 
 def _is_small(reads: Sequence[Read]) -> bool:
     """Whether it is a look at counters, not at state."""
-    if sum(len(read.runs) for read in reads) > KEPT_RUNS_MAX:
-        return False
     return sum(run.elements for read in reads for run in read.runs) <= KEPT_ELEMENTS_MAX
 
 

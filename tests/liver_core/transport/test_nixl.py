@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from liver_core.transport.nixl import KEPT_READS_MAX, NixlTransport, _Post, _Progress
+from liver_core.transport.nixl import KEPT_READS_MAX, NixlTransport, _is_small, _Post, _Progress
 from liver_core.transport.protocol import Call, Read, Transport, TransportError
 from liver_core.transport.ucx import NixlAgent, Where, has_gpu, interface_of, rdma_devices, ucx_environment
 from tests.liver_core.transport.ranks import Rank, Run, run_ranks
@@ -119,6 +119,12 @@ def test_a_look_that_comes_again_is_prepared_once_for_each_peer_and_sees_what_wa
 
 def test_so_many_different_looks_are_kept_and_no_read_of_state():
     assert run_ranks("nixl", 2, look_at_many_places) == [True, True]
+
+
+def test_a_look_at_the_counters_of_many_sources_is_kept_too_and_a_read_of_state_is_not():
+    look = [Read(peer, "counters", (Run(0, 0, 1), Run(8, 8, 1))) for peer in range(256)]
+    assert _is_small(look)
+    assert not _is_small([Read(0, "master", (Run(0, 0, 4096),))])
 
 
 def test_a_look_at_a_source_that_is_gone_fails_each_time_and_is_not_kept():
