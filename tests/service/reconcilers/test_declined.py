@@ -2,8 +2,6 @@
 
 from uuid import UUID
 
-import pytest
-
 from agent.protocol.sync import HandoffDeclined
 from agent.protocol.values import HandoffCause, HandoffState
 from liver_core.handoff import Reason
