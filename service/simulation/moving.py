@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 
-from service.policy.price_book import PriceBook
-
 BYTES_PER_GB = 1e9
 
 
@@ -49,12 +47,6 @@ def free_moves(places: int) -> MoveCosts:
     """Between so many places, on demand among them."""
     row = (0.0,) * places
     return MoveCosts((row,) * places, (row,) * places)
-
-
-def priced_links(book: PriceBook, *, bytes_per_s: float) -> Callable[[str, str], Link]:
-    """Between pools of a price file: all that leaves one is paid at its price, as in the ledger; nothing where the file
-    names none."""
-    return lambda source, target: Link(book.egress_usd_per_gb.get(source, 0.0), bytes_per_s)
 
 
 def moves_between(places: Sequence[str], link: Callable[[str, str], Link], *, state_bytes: float) -> MoveCosts:

@@ -21,14 +21,14 @@ class Victims(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplaySetup:
-    """`prices`: of a node over time, where there are several. `notice_s`: how long before its end a node is
-    announced to go; 0: at that moment, in time to change. `unannounced_share`: of the losses, those that nobody
-    announces. `detect_s`: until such a one is noticed. `acquire_s`: from buying a node that was given back to having
-    it. `counts_steps`: a change that a loss forces drops the step that it does not leave time to end. `step_parts`:
-    where it is more than 1, a loss that was announced drops only a part of the step, as if what is done of it could be
-    kept. `checkpoint_every_s`: where it is not 0, a loss that nobody announced goes back to the last checkpoint; any
-    other change writes one first. `gang`: nodes without which the job does not start at all. `decides_every_s`: the
-    policy is asked so often also while nothing changes."""
+    """`prices`: of a node over time, where there are several. `notice_s`: how long before its end a node is announced
+    to go; 0: at that moment, in time to change. `unannounced_share`: of the losses, those that nobody announces.
+    `detect_s`: until such a one is noticed. `acquire_s`: from buying a node that was given back to having it.
+    `counts_steps`: a change that a loss forces drops the step that it does not leave time to end. `step_parts`: where
+    it is more than 1, a loss that was announced drops only a part of the step, as if what is done of it could be kept;
+    not where machines carry the changes. `checkpoint_every_s`: where it is not 0, a loss that nobody announced goes
+    back to the last checkpoint; any other change writes one first. `gang`: nodes without which the job does not start
+    at all. `decides_every_s`: the policy is asked so often also while nothing changes."""
 
     pool: str = "spot"
     usd_per_hour: float = 1.0

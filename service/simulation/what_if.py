@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from agent.protocol.jobfile import JobFile
+from agent.protocol.jobfile import JobFile, parse_layout
+from liver_core.handoff.rung_costs import Prefer
 from service.planner.change_cost import ChangeCost, shipped_cost, state_bytes
 from service.planner.weighing.policy_question import knobs_of
 from service.policy.price_book import PriceSteps, constant, read_prices
@@ -21,6 +22,8 @@ USD_PER_HOUR, USD_PER_HOUR_ON_DEMAND = 1.0, 3.0
 SETUP = ReplaySetup(notice_s=120.0, unannounced_share=0.05, acquire_s=120.0, counts_steps=True)
 """Notices as AWS gives them, one loss in twenty without, two minutes to get a node back that was given back."""
 
+COSTS_ALIKE = "prefer: total: in a replay every rung costs the same, and the shortest pause is taken"
+
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
@@ -28,7 +31,7 @@ class WhatIf:
     and the size of the job's state; `usd_per_mtok`: what a million tokens is worth, None: as the job says, else by
     on-demand prices; `acquire_s`, `spares_max`, `gain_min`: in place of what the job's own policy says; `measured`: the
     seconds of a step by layout, of layouts in which the job has run. `times`: of the parts of a change, where the
-    product's machines are to carry every one; the job's state and checkpoints are put in."""
+    product's machines are to carry every one; the job's state, checkpoints and parts of steps are put in."""
 
     setup: ReplaySetup = SETUP
     slots_per_node: int = 1
@@ -46,17 +49,19 @@ class WhatIf:
 @dataclass(frozen=True, slots=True)
 class WhatIfAnswer:
     """How it went under each policy, and what a change was taken to cost. `is_guess`: the state of the job is smaller
-    or larger than any whose change was measured."""
+    or larger than any whose change was measured. `not_followed`: what the job's file says of changes, and was not
+    done."""
 
     comparison: Comparison
     lost_s: float
     lost_s_source: str
     is_guess: bool
+    not_followed: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, Any]:
         """What a program reads."""
         lost = {"lost_s": self.lost_s, "lost_s_is_extrapolated": self.is_guess, "lost_s_source": self.lost_s_source}
-        return self.comparison.facts() | lost
+        return self.comparison.facts() | lost | {"not_followed": list(self.not_followed)}
 
 
 def read_node_prices(text: str | None) -> tuple[PriceSteps, float]:
@@ -86,9 +91,8 @@ def what_if(job: JobFile, trace: CapacityTrace, asked: WhatIf) -> WhatIfAnswer:
     setup, goal, knobs = by_own_policy(job, asked)
     found = compare(trace, layouts, setup=setup, goal=goal, knobs=knobs, times=times)
     is_guess = asked.change_s is None and cost.is_extrapolated(state_bytes(job))
-    return WhatIfAnswer(
-        found, layouts[0].change_s, "the request" if asked.change_s is not None else cost.source, is_guess
-    )
+    source = "the request" if asked.change_s is not None else cost.source
+    return WhatIfAnswer(found, layouts[0].change_s, source, is_guess, _not_followed(job, times))
 
 
 def by_own_policy(job: JobFile, asked: WhatIf) -> tuple[ReplaySetup, Goal, PolicyKnobs]:
@@ -107,8 +111,23 @@ def by_own_policy(job: JobFile, asked: WhatIf) -> tuple[ReplaySetup, Goal, Polic
 
 
 def _times_of(job: JobFile, asked: ChangeTimes, layouts: Sequence[Candidate]) -> ChangeTimes:
-    """For the job's state and, where its file says so, for as often as it writes checkpoints in a usual step."""
-    every_s = asked.checkpoint_every_s
+    """For the job's state, its checkpoints in steps of a usual length (none where its file has none), and where its
+    steps may be dropped."""
+    every_s = None
     if job.checkpoint is not None:
         every_s = job.checkpoint.every_steps * median(each.step_time_s for each in layouts)
-    return replace(asked, state_bytes=state_bytes(job), checkpoint_every_s=every_s)
+    parts: dict[str, float | None] = {}
+    if (rule := job.drop_step) is not None:
+        batches = {each.layout: job.micro_batches(parse_layout(each.layout)) for each in layouts}
+        parts = {name: rule.part_of_step(count) for name, count in batches.items()}
+    return replace(
+        asked,
+        state_bytes=state_bytes(job),
+        checkpoint_every_s=every_s,
+        parts_of_step=tuple((name, share) for name, share in parts.items() if share is not None),
+    )
+
+
+def _not_followed(job: JobFile, times: ChangeTimes | None) -> tuple[str, ...]:
+    """What the file says and such a replay does not do."""
+    return (COSTS_ALIKE,) if times is not None and job.prefer is Prefer.TOTAL else ()

@@ -161,6 +161,7 @@ def _show(answer: "WhatIfAnswer") -> None:
             ("tokens lost by", ", ".join(lost)),
             ("cost of a change", f"{seconds(answer.lost_s)}, {how} {answer.lost_s_source}"),
             *_enacted(facts),
+            *(("not followed", text) for text in answer.not_followed),
         ]
     )
 

@@ -20,7 +20,9 @@ GRADIENT_SHARE = 1 / 3
 class ChangeTimes:
     """`build_s`: until the next world is built beside the running one; `endpoints_s`: until the ranks of a rescue are
     connected. `state_bytes`: of the whole job, `bytes_per_s`: of one node. `usable_share`: of a notice. `margin_s`: of
-    the ladder. `restart_s`: from deciding on a restart to its first step; `checkpoint_every_s`: of training.
+    the ladder. `restart_s`: from deciding on a restart to its first step; `checkpoint_every_s`: of training, None: none
+    is ever written, and a restart begins at the first step. `parts_of_step`: of each layout whose steps can be dropped,
+    the share of a step after which that can be.
 
     The defaults: what an agent assumes that has measured nothing, 10 Gb/s, the warning that AWS leaves, and a restart
     as Parcae's authors measured it.
@@ -33,17 +35,29 @@ class ChangeTimes:
     usable_share: float = 105 / 120
     margin_s: float = 2.0
     restart_s: float = 55.0
-    checkpoint_every_s: float = 600.0
+    checkpoint_every_s: float | None = 600.0
+    parts_of_step: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not isfinite(value) or value < 0:
-                raise ValueError(f"{field.name} must be a number of at least 0, is {value}")
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "parts_of_step"}
+        for name, value in values.items():
+            if value is not None and (not isfinite(value) or value < 0):
+                raise ValueError(f"{name} must be a number of at least 0, is {value}")
+        for layout, share in self.parts_of_step:
+            if not 0 < share < 1:
+                raise ValueError(f"parts_of_step: of {layout} must be above 0 and below 1, is {share}")
         if self.usable_share > 1:
             raise ValueError(f"usable_share must be at most 1, is {self.usable_share}")
-        if not self.checkpoint_every_s or not self.bytes_per_s:
+        if self.checkpoint_every_s == 0 or not self.bytes_per_s:
             raise ValueError("checkpoint_every_s and bytes_per_s must be above 0")
+
+    @property
+    def writes_checkpoints(self) -> bool:
+        return self.checkpoint_every_s is not None
+
+    def part_of_step(self, layout: str) -> float | None:
+        """None where a step is never dropped."""
+        return next((share for name, share in self.parts_of_step if name == layout), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,8 +125,8 @@ class Ground(Meeting):
         if world is None or self._boundary_of is world or self._agreement(world) is None:
             return
         self._boundary_of = world
-        parts = self.setup.step_parts if self._agreement(world, between_parts=True) is not None else 1
-        self.time.after(self.to_boundary_s(parts=parts), self._boundary, world)
+        may_drop = self._agreement(world, between_parts=True) is not None
+        self.time.after(self.to_part_end_s() if may_drop else self.to_boundary_s(), self._boundary, world)
 
     def _agreement(self, world: PlayedWorld, *, between_parts: bool = False) -> BoundaryPhase | None:
         if world.is_lost or self.spent.doing is not Doing.TRAINING:
@@ -251,7 +251,7 @@ class Ground(Meeting):
     def _stopped(self, world: PlayedWorld) -> None:
         if world is not self.world:
             return
-        if world.begun and not world.is_lost:
+        if world.begun and not world.is_lost and self.times.writes_checkpoints:
             self.spent.save(self.time.now)
         self.world = None
         self.spent.change(self.time.now, Doing.NOTHING)

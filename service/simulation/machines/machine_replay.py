@@ -41,6 +41,8 @@ def replay_by_machines(
     itself how the job comes back from a loss."""
     if setup.checkpoint_every_s:
         raise ValueError("setup: checkpoint_every_s is of times where machines carry the changes")
+    if setup.step_parts > 1:
+        raise ValueError("setup: step_parts is parts_of_step of times where machines carry the changes")
     run = MachineReplay(trace, tuple(candidates), policy, setup, knobs or PolicyKnobs(), times=times)
     return run.run(goal or Goal())
 

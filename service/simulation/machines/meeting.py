@@ -84,15 +84,28 @@ class Meeting(ABC):
         """0 where steps do not count: then there is a boundary at every moment."""
         return layout.step_time_s if self.setup.counts_steps else 0.0
 
-    def to_boundary_s(self, *, parts: int = 1) -> float:
-        """Until the next end of a step, or of one of its parts."""
+    def part_s(self, layout: Candidate) -> float | None:
+        """Of the parts of a step after which it can be dropped; None where it has none."""
+        share = self.times.part_of_step(layout.layout)
+        return None if share is None or not self.step_s(layout) else share * self.step_s(layout)
+
+    def to_boundary_s(self) -> float:
+        """Until the next end of a step."""
         world = self.world
-        step_s = 0.0 if world is None else self.step_s(world.layout) / parts
+        step_s = 0.0 if world is None else self.step_s(world.layout)
         return step_s - self.spent.stepped_s(self.time.now) % step_s if step_s else 0.0
+
+    def to_part_end_s(self) -> float:
+        """Until the next end of a part of a step. The last part may be shorter."""
+        left_s = self.to_boundary_s()
+        part_s = None if self.world is None else self.part_s(self.world.layout)
+        if self.world is None or part_s is None:
+            return left_s
+        return min(left_s, part_s - (self.step_s(self.world.layout) - left_s) % part_s)
 
     def ladder(self, source: Sequence[str], target: Sequence[str], left_s: float | None) -> LadderInputs:
         """What the ladder is told of a handoff from the world that steps to the next one."""
-        world, parts = self.world, self.setup.step_parts
+        world = self.world
         step_s = 0.0 if world is None else self.step_s(world.layout)
         moment = LadderCase(
             source=source,
@@ -102,7 +115,7 @@ class Meeting(ABC):
             left_s=left_s,
             nodes_least=min(each.nodes for each in self.layouts),
             checkpoint_age_steps=self._checkpoint_age_steps(),
-            part_s=step_s / parts if parts > 1 and step_s else None,
+            part_s=None if world is None else self.part_s(world.layout),
         )
         return ladder_of(self.times, moment)
 

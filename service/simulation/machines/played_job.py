@@ -328,7 +328,7 @@ class PlayedJob:
             crashes=self._crashes,
             ranks_left=ground.ranks_left() if self.state in (JobState.SUSPENDING, JobState.STOPPING) else 0,
             failed_starts=self._failed_starts,
-            saves_at_end=True,
+            saves_at_end=ground.times.writes_checkpoints,
             suspended_because=self._because,
         )
         return view if layout is None else replace(view, **self._steps(layout))

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from agent.protocol.values import HandoffCause
 from liver_core.handoff import Proposal, Report, Rung, RungChoice, Stage, StoreAddress
-from liver_core.handoff.ladder import choose_rung, cutover_deadlines, rung_for_nearer_deadline
+from liver_core.handoff.ladder import choose_rung, cutover_deadlines
 from liver_core.handoff.messages import HandoffId
 from liver_core.handoff.proposer import ProposerState
 from liver_core.handoff.proposer_events import HandoffEnded, ReportReceived
@@ -191,29 +191,16 @@ class PlayedLead:
     # Another notice.
 
     def _answer_another(self, handoff: PlayedHandoff, leaving: dict[str, float]) -> None:
-        """A nearer deadline, or more nodes than the open handoff answers: amend it, else end it and make another."""
+        """More nodes than the open handoff answers: amend it, else end it and make another. In a trace no notice is
+        shortened, so that none of a node that is answered already changes anything."""
         proposer, more = handoff.proposer, leaving.keys() - handoff.leaving
-        if not more:
-            if proposer.state is ProposerState.PREPARING and handoff.leaving:
-                self._amend_deadline(handoff, min(leaving.values()))
-            return
-        if proposer.tally.boundary_passed() or proposer.state is ProposerState.WITHDRAWING:
+        if not more or proposer.tally.boundary_passed() or proposer.state is ProposerState.WITHDRAWING:
             return
         amended = proposer.state in AMENDABLE and self._amend(handoff, leaving)
         if not amended and not handoff.superseded:
             handoff.superseded = True
             names = ", ".join(sorted(more))
             handoff.cancel(f"superseded: {names} will go too, one plan is made for all", "superseded")
-
-    def _amend_deadline(self, handoff: PlayedHandoff, safe_s: float) -> None:
-        current, now = handoff.proposer.record.proposal, self._ground.time.now
-        assert current is not None and current.source is not None
-        if not now < safe_s < current.deadline_utc - SOONER_LEAST_S:
-            return
-        target = tuple(member.node_id for member in current.members)
-        inputs = self._ground.ladder(current.source.node_ids(), target, safe_s - now)
-        rung, _ = rung_for_nearer_deadline(inputs, current.rung, spent_s=now - handoff.opened_s)
-        handoff.amend(replace(current, deadline_utc=safe_s, rung=rung), handoff.leaving)
 
     def _amend(self, handoff: PlayedHandoff, leaving: dict[str, float]) -> bool:
         current, ground = handoff.proposer.record.proposal, self._ground

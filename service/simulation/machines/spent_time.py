@@ -37,9 +37,10 @@ class Stretch:
 
 class SpentTime:
     """`tokens`: made and not lost again; `lost_tokens`: of steps that were dropped or are behind a checkpoint.
-    `checkpoint_tokens`: how far the newest checkpoint is; None before the first."""
+    `checkpoint_tokens`: how far the newest checkpoint is; None before the first. With no `checkpoint_every_s` none is
+    written by itself."""
 
-    def __init__(self, *, checkpoint_every_s: float) -> None:
+    def __init__(self, *, checkpoint_every_s: float | None) -> None:
         self.doing = Doing.NOTHING
         self.layout: Candidate | None = None
         self.tokens = self.lost_tokens = 0.0
@@ -116,7 +117,7 @@ class SpentTime:
             redone_s = min(seconds, self._redo_tokens / rate)
             self._redo_tokens = max(0.0, self._redo_tokens - rate * seconds)
             self._since_checkpoint_s += seconds
-            if self._since_checkpoint_s >= self._every_s:
+            if self._every_s is not None and self._since_checkpoint_s >= self._every_s:
                 self._since_checkpoint_s %= self._every_s
                 self.checkpoint_tokens = self.tokens - rate * self._since_checkpoint_s
         self._done.append(Stretch(self._begin_s, at_s, doing, layout, generation, nodes, redone_s))

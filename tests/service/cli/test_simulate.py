@@ -63,6 +63,31 @@ def test_with_the_machines_the_answer_says_which_handoffs_and_restarts_there_wer
     assert "enacted" not in run(tmp_path).stdout
 
 
+def test_with_the_machines_the_job_file_says_whether_there_are_checkpoints_and_parts_of_a_step(tmp_path) -> None:
+    def facts(*lines: str, more: tuple[str, ...] = ()):
+        batch = JOB.replace("global_batch: 24", "global_batch: 36000")
+        found = run(tmp_path, "--machines", "--json", "--gang", "2", *more, job=batch + "\n".join(lines))
+        assert found.exit_code == 0, found.output
+        return json.loads(found.stdout)
+
+    silent = ("--unannounced", "1")
+    never, often = facts(more=silent), facts("checkpoint: {path: /tmp/gpt, every_steps: 1}", more=silent)
+    assert never["tokens_lost_by"]["lost_work"] > 2 * often["tokens_lost_by"]["lost_work"] > 0
+    announced = ("--unannounced", "0", "--notice", "25")
+    whole, parted = facts(more=announced), facts("drop_step: {every_micro_batches: 100}", more=announced)
+    assert not any(what.startswith("drop_step") for what in whole["enacted"])
+    assert parted["enacted"].get("drop_step active", 0) > 0, parted["enacted"]
+
+
+def test_with_the_machines_the_answer_says_what_of_the_job_file_is_not_followed(tmp_path) -> None:
+    total = JOB + "prefer: total\n"
+    found = json.loads(run(tmp_path, "--machines", "--json", job=total).stdout)["not_followed"]
+    assert found == ["prefer: total: in a replay every rung costs the same, and the shortest pause is taken"]
+    assert "not followed" in run(tmp_path, "--machines", job=total).stdout
+    for given in (run(tmp_path, "--machines", "--json"), run(tmp_path, "--json", job=total)):
+        assert json.loads(given.stdout)["not_followed"] == []
+
+
 def test_the_policy_of_the_job_file_is_followed_but_for_what_is_asked(tmp_path) -> None:
     """Its tokens are worth less than any node costs."""
     own = JOB + "policy: {usd_per_mtok: 0.000001}\n"

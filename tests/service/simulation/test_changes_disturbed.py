@@ -120,10 +120,38 @@ def test_a_notice_that_ends_before_the_next_boundary_is_tried_by_a_rescue_and_co
 def test_where_a_step_can_be_dropped_the_same_notice_costs_no_more_than_the_step_begun() -> None:
     layouts = linear(360.0)
     found = trace((0.0, " ".join(SIX), ""), (340.0, "", "n6"))
-    run = run_of(found, ReplaySetup(notice_s=20.0, counts_steps=True, step_parts=30), None, layouts)
+    times = ChangeTimes(parts_of_step=(("DP6", 1 / 30),))
+    run = run_of(found, ReplaySetup(notice_s=20.0, counts_steps=True), times, layouts)
     assert story(run) == ["start active", "drop_step active"]
     assert run.enacted[1].decision == "go_redo"
     assert 0 < dict(run.tokens_lost_by)["lost_work"] < 1_000
+
+
+def test_a_step_is_dropped_at_the_end_of_its_parts_the_last_of_which_is_shorter() -> None:
+    """Steps of 60 s since 2 s, with parts of 0.4: they end at 24 s, at 48 s, and with the step."""
+    times = ChangeTimes(parts_of_step=(("DP6", 0.4),), margin_s=0.0, usable_share=1.0, build_s=1.0)
+    for noticed_s, ends_s in ((310.0, 302.0 + 24.0), (330.0, 302.0 + 48.0), (352.0, 302.0 + 60.0)):
+        found = trace((0.0, " ".join(SIX), ""), (noticed_s + 52.0, "", "n6"))
+        run = run_of(found, ReplaySetup(notice_s=52.0, counts_steps=True), times, linear(360.0))
+        assert story(run) == ["start active", "drop_step active"]
+        paused_s = next(each.begin_s for each in run.worlds if each.cause is Cause.PAUSE and each.begin_s > 300)
+        assert paused_s == pytest.approx(ends_s, abs=0.1)
+
+
+def test_a_job_that_writes_no_checkpoint_starts_at_its_first_step_again() -> None:
+    """Also where it was suspended, and its ranks could have written one."""
+    lost = trace((0.0, " ".join(SIX), ""), (300.0, "", "n6"))
+    silent = ReplaySetup(notice_s=120.0, unannounced_share=1.0)
+    never = ChangeTimes(checkpoint_every_s=None)
+    run = run_of(lost, silent, never)
+    assert story(run) == ["start active", "restart active"]
+    assert dict(run.tokens_lost_by)["lost_work"] == pytest.approx((300.0 - 2.0) * 6 * 125, rel=0.01)
+    assert "restart from its beginning (there is no checkpoint)" in run.enacted[1].reason
+    often = run_of(lost, silent, ChangeTimes(checkpoint_every_s=100.0))
+    assert dict(often.tokens_lost_by)["lost_work"] == pytest.approx((300.0 - 202.0) * 6 * 125, rel=0.01)
+    few = trace((0.0, "n1 n2 n3 n4", ""), (300.0, "", "n3 n4"), (600.0, "n3 n4", ""))
+    run = run_of(few, ReplaySetup(notice_s=120.0), never, linear(least=3))
+    assert dict(run.tokens_lost_by)["lost_work"] == pytest.approx((180.0 - 2.0) * 4 * 125, rel=0.01)
 
 
 def test_a_newcomer_that_dies_in_the_cutover_costs_a_pause_and_no_restart() -> None:
@@ -233,6 +261,10 @@ def test_times_that_cannot_be_are_refused_by_name() -> None:
         ChangeTimes(build_s=-1.0)
     with pytest.raises(ValueError, match="usable_share must be at most 1"):
         ChangeTimes(usable_share=1.5)
+    with pytest.raises(ValueError, match="parts_of_step: of DP1 must be above 0 and below 1"):
+        ChangeTimes(parts_of_step=(("DP1", 1.0),))
+    with pytest.raises(ValueError, match="step_parts is parts_of_step of times"):
+        run_of(trace((0.0, "n1", "")), ReplaySetup(step_parts=2))
     with pytest.raises(ValueError, match="checkpoint_every_s"):
         replay_by_machines(
             trace((0.0, "n1", "")),

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from service.policy.choosing import UtilityPolicy
 from service.policy.plain_policies import UniformProgressPolicy
-from service.policy.price_book import read_prices
 from service.policy.types import Policy, PolicyKnobs
 from service.simulation.deadline_bound import least_cost_usd
 from service.simulation.deadline_replay import DeadlineRun, SpentOn, replay
-from service.simulation.moving import Link, MoveCosts, free_moves, moves_between, priced_links
+from service.simulation.moving import Link, MoveCosts, free_moves, moves_between
 from service.simulation.places import DeadlineJob, PlaceSeries
 
 TICK_S, HOUR_S = 600.0, 3_600.0
@@ -144,13 +143,6 @@ def test_moves_are_costed_by_the_bytes_of_the_state_and_nothing_is_paid_for_stay
                          (pytest.approx(6.4), pytest.approx(6.4), 0.0))  # fmt: skip
     assert moves.seconds[0] == (0.0, 20.0, 160.0) and moves.seconds_to(1) == 160.0
     assert free_moves(3).usd == ((0.0,) * 3,) * 3
-
-
-def test_moves_between_pools_of_a_price_file_cost_what_leaves_the_first() -> None:
-    book = read_prices("pool,from_s,usd_per_hour,egress_usd_per_gb\na,0,1,0.02\nb,0,1,0.09\nc,0,1,\n")
-    moves = moves_between(("a", "b", "c"), priced_links(book, bytes_per_s=1e9), state_bytes=100e9)
-    assert moves.usd == ((0.0, 2.0, 2.0), (9.0, 0.0, 9.0), (0.0, 0.0, 0.0))
-    assert moves.seconds_to(0) == 100.0
 
 
 @pytest.mark.parametrize(

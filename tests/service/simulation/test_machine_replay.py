@@ -54,7 +54,6 @@ setups = st.builds(
     acquire_s=st.sampled_from([0.0, 40.0]),
     victims=st.sampled_from(list(Victims)),
     counts_steps=st.booleans(),
-    step_parts=st.sampled_from([1, 4]),
     seed=st.integers(0, 3),
 )
 change_times = st.builds(
@@ -62,7 +61,8 @@ change_times = st.builds(
     build_s=st.sampled_from([0.0, 5.0, 40.0]),
     state_bytes=st.sampled_from([0.0, 18e9]),
     restart_s=st.sampled_from([0.0, 55.0]),
-    checkpoint_every_s=st.sampled_from([100.0, 600.0]),
+    checkpoint_every_s=st.sampled_from([100.0, 600.0, None]),
+    parts_of_step=st.sampled_from([(), (("PP1", 0.25), ("PP2", 0.3))]),
 )
 knobs = st.builds(PolicyKnobs, spares_max=st.integers(0, 3), releases=st.booleans())
 goals = st.builds(Goal, usd_per_mtok=st.sampled_from([None, 1.0, 1e4]))
