@@ -86,7 +86,7 @@ class ServiceSettings(BaseSettings):
     hearings_kept_days: float = _kept(30, "what each channel said of notices, as it was received")
     decisions_kept_days: float = _kept(90, "decisions; the newest of a job that has not ended stays")
     handoffs_kept_days: float = _kept(90, "attempts of handoffs that came to nothing")
-    requests_kept_days: float = _kept(90, "requests for machines that ended; of a machine that is a node always")
+    requests_kept_days: float = _kept(90, "requests for machines that ended; of a node as long again from its end on")
     audit_kept_days: float = _kept(400, "audit rows")
     intervals_kept_days: float = _kept(90, "intervals of the ledger; their sums by hour stay")
     requests_per_s: float = Field(

@@ -89,11 +89,12 @@ class StepLeases:
         if may_go_on(is_there=is_there, reaches_anybody=reaches):
             self._say(is_refused=False)
             await self._give(time.monotonic() + EXTENDED_S)
-        elif now - self._heard_at > LEASE_SHARE * lost_after_s:
+            return
+        if now - self._heard_at > LEASE_SHARE * lost_after_s:
             self._say(is_refused=True)
-            if math.isfinite(self._heard_at):
-                # A rank that was never given a lease needs none: one that has come since then is told that it has none.
-                await self._give(self._heard_at + LEASE_SHARE * lost_after_s)
+        if math.isfinite(self._heard_at):
+            # What its last answer is worth; also where that is over, for a rank that was never given one needs none.
+            await self._give(self._heard_at + LEASE_SHARE * lost_after_s)
 
     def _say(self, *, is_refused: bool) -> None:
         if is_refused and not self._is_refused:

@@ -1,6 +1,6 @@
 """How a rank's process ended, as its agent knows it: a value, its sentence for people, and its cause. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from liver_core.handoff.messages import FailedPart, FailureCause
 from liver_core.layout.limits import STRICT, Count, ExitCode, Revision, ShortText, Text, fitting
@@ -45,4 +45,4 @@ class ProcessEnd:
         """What failed, given the cause that the rank itself has reported last."""
         if reported is None or reported.what is FailedPart.RANK or self.is_killed:
             return FailureCause(FailedPart.RANK, self.signal, self.exit_code, self.step)
-        return FailureCause(reported.what, step=self.step, peer=reported.peer)
+        return replace(reported, step=self.step)

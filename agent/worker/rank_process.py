@@ -108,7 +108,7 @@ class Worker:
             host_bytes_max=file.host_bytes_max or 0,
         )
         rule = file.checkpoint
-        self.loop = RankLoop(
+        loop = RankLoop(
             load_job(
                 file.entrypoint,
                 file.job_args(),
@@ -127,15 +127,19 @@ class Worker:
             stops_at_nonfinite=file.on_nonfinite is OnNonfinite.STOP,
             event_files=self._event_files(),
         )
-        if self.spec.order.source is None:
-            self.loop.requests.lease(self.leased_until)
+        is_start = self.spec.order.source is None
+        if is_start:
+            loop.requests.lease(0.0)
+        self.loop = loop  # From here on the thread that reads commands gives it leases.
+        if is_start:
+            loop.requests.raise_lease(self.leased_until)
             self._announce_start()
         first = self._first_order()
-        ended = self.loop.run(first)
+        ended = loop.run(first)
         log(f"rank {self.rank} of generation {self.generation}: {ended.how} {ended.reason or ''}")
         if ended.how in (Ending.FINISHED, Ending.FAILED):
             failed = ended.reason if ended.how is Ending.FAILED else None
-            self.control.say(rank.Finished(step=self.loop.progress.step, failed=failed))
+            self.control.say(rank.Finished(step=loop.progress.step, failed=failed))
         elif ended.how is Ending.BROKEN:
             self.fail(str(ended.reason), ended.reason.cause if ended.reason is not None else None)
         return _EXIT[ended.how]

@@ -56,7 +56,8 @@ def unfenced(
 class StartWait:
     """What a start waits for. `leased`: nodes that are not heard, and may hold step leases: it does not begin before
     they are over. `steps_after_s`: how long its ranks wait, from its beginning on, before their first step, because an
-    older world is heard. That one learns of the start at once, but may be cut off just before."""
+    older world is heard. That one learns of the start at once, but may be cut off just before. Or because the ranks of
+    the start before had to wait, and would still do so."""
 
     leased: tuple[str, ...]
     steps_after_s: float
@@ -68,11 +69,13 @@ def start_wait(
     target: Collection[Member],
     lost_sight_of: Iterable[tuple[str, float]],
     lease_s: float,
+    waits_s: float = 0.0,
 ) -> StartWait:
     """What a start on `target` waits for; `worlds` as for `unfenced`. `lost_sight_of`: nodes that are not heard, each
-    with the seconds since it last was; `lease_s`: what an answer of the service is worth."""
+    with the seconds since it last was; `lease_s`: what an answer of the service is worth. `waits_s`: how long the ranks
+    of the start that this one replaces would still wait; of the worlds that they wait for `worlds` need not tell."""
     unheard = dict(lost_sight_of)
     leased = [name for name, ago_s in unheard.items() if ago_s < lease_s]
     heard = {member.node_id for world in worlds for member in world} - set(unheard)
     is_heard = bool(unfenced(worlds, target=target, leased=heard))
-    return StartWait(unfenced(worlds, target=target, leased=leased), lease_s if is_heard else 0.0)
+    return StartWait(unfenced(worlds, target=target, leased=leased), max(waits_s, lease_s if is_heard else 0.0))

@@ -173,13 +173,15 @@ class FailureCause:
     """What failed, as far as the one that gives the reason knows. Nobody reads that in the reason's sentence.
 
     `signal` or `exit_code` where a process ended; `step`: the last one that it had made. `peer`: which rank of the
-    present world another one could not read, where a rank is only missed."""
+    present world another one could not read, where a rank is only missed. `newer_start`: the number of a newer
+    start, of which this one's store of checkpoints tells."""
 
     what: FailedPart
     signal: ShortText | None = None
     exit_code: ExitCode | None = None
     step: Count | None = None
     peer: Rank | None = None
+    newer_start: Generation | None = None
 
 
 @dataclass(frozen=True, slots=True)

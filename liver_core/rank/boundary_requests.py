@@ -100,6 +100,12 @@ class BoundaryRequests:
             self.leased_until = until
             self.changed.notify_all()
 
+    def raise_lease(self, until: float) -> None:
+        """As `lease`, unless it holds a longer one."""
+        with self.changed:
+            self.leased_until = max(self.leased_until, until)
+            self.changed.notify_all()
+
     def has_lease(self) -> bool:
         """Whether this rank holds a step lease now."""
         with self.changed:

@@ -39,7 +39,10 @@ def await_lease(
     _log.warning("step %d is not applied yet: no rank here has a step lease, another world of the job may step", step)
     while not found.may_step:
         if found.agreement is not None and found.agreement.phase is BoundaryPhase.STOP:
-            text = f"{requests.stored.stop}; step {step} was not applied, since no agent of this world was heard"
+            text = (
+                f"{requests.stored.stop}; step {step} was not applied: no rank here had a step lease, another world of"
+            )
+            text = f"{text} the job may step"
             raise Ended(Ending.STOPPED, Reason(text, "boundary"))
         time.sleep(AGAIN_S)
         word = requests.word() if requests.stored.stop is not None else NOTHING_WANTED

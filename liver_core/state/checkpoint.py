@@ -185,7 +185,7 @@ def _await_lease(path: str, group: dist.ProcessGroup, standing: Callable[[], Lea
             return
         if not is_awaited:
             raise CheckpointError(
-                f"checkpoint {path}: not published, no agent of this world is heard, and the job may start elsewhere"
+                f"checkpoint {path}: not published, no rank here has a step lease, another world of the job may step"
             )
         time.sleep(LEASE_AGAIN_S)
 

@@ -29,9 +29,21 @@ STARTED = ".started-"
 """Begins the name of a file beside the checkpoints of a job, which says that a world of this generation was started."""
 
 
+class NewerStart(Exception):
+    """A start of the job whose number is greater has announced itself where this one was to write its checkpoints."""
+
+    def __init__(self, folder: Path, generation: int, newer: int) -> None:
+        text = f"generation {generation} could publish no checkpoint in {folder}: generation {newer} of the job was"
+        super().__init__(f"{text} started there, which is newer. Was the service restored from a backup?")
+        self.generation = newer
+
+
 def announce_start(folder: Path, job_id: str, generation: int) -> None:
-    """From now on worlds of older starts of the job publish no checkpoint in `folder`. Raises OSError."""
+    """From now on worlds of older starts of the job publish no checkpoint in `folder`. Raises OSError, and NewerStart
+    where this start could publish none itself."""
     folder.mkdir(parents=True, exist_ok=True)
+    if is_replaced_by(found := starts_in(folder, job_id), generation):
+        raise NewerStart(folder, generation, max(found))
     (folder / f"{STARTED}{job_id}.{generation}").touch()
     for older in starts_in(folder, job_id):
         if older < generation:

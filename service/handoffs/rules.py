@@ -1,6 +1,6 @@
 """What a job is decided from of its handoffs, which of two copies of one is newer, and what it is for. Pure."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -118,3 +118,18 @@ def _key(copy: Copy) -> tuple[bool, int, int, int]:
     ended = not is_open(copy.state)
     # Once ended, the revision no longer matters: active beats aborted, whichever agent reports it.
     return ended, 0 if ended else copy.plan_revision, _PROGRESS[copy.state], copy.mirror_seq
+
+
+def went_through(
+    *, parent: int, generation: int, recorded: Mapping[int, int | None], started_here: frozenset[int]
+) -> bool:
+    """Whether the job has gone on from this generation, which its agents report as active only after a later one. A
+    number is used once, so that a later handoff which began there, or behind it, shows that it did.
+
+    `recorded`: the parent of each generation that is known; `started_here`: those that the service itself started.
+    """
+    later = min((number for number in recorded if number > generation), default=None)
+    earlier = max((number for number in recorded if number < generation), default=0)
+    if later is None or later in started_here:
+        return False
+    return parent >= earlier and (recorded[later] or 0) >= generation

@@ -301,6 +301,8 @@ def _view(
         ahead=ahead,
         ahead_by_member=ahead_by_member,
         unheard=_unheard(nodes, heard_since),
+        steps_from_at=row.steps_from_at if row else None,
+        unstepped_since=row.created_at if row and row.first_step_at is None and row.generation > 1 else None,
         lost_sight_of=handoffs.lost_sight_of(session, members, handoff, heard_since),
         last_step=job.last_step,
         last_step_at=job.last_step_at,

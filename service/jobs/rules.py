@@ -1,15 +1,15 @@
 """Decides what to do with a job next: one function from all known facts to one action with its reason. Pure."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
 from agent.protocol.sync import LEASE_SHARE
 from agent.protocol.values import HandoffState, Placement
-from liver_core.handoff.generations import StartWait, start_wait
+from liver_core.handoff.generations import StartWait
 from liver_core.layout import Member
 from liver_core.layout.limits import fitting
+from service.handoffs.older_worlds import OLDER_MAY_STEP, starting_words, wait_of, waits_s
 from service.handoffs.rules import Declined, OpenHandoff
 from service.jobs.causes import FIRST_CAUSE_WITHIN_S, FailedPart, FirstCause, first_of, node_behind, rank_behind
 from service.jobs.crashes import Crashes, RankError
@@ -42,6 +42,11 @@ class JobLimits:
     first_cause_within_s: float = FIRST_CAUSE_WITHIN_S
     starts_max: int = 3
     crashes_max: int = 3
+
+    @property
+    def lease_s(self) -> float:
+        """What an answer of the service is worth as a step lease."""
+        return LEASE_SHARE * self.lost_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,8 @@ class JobView:
     `saves_at_end`: ranks that end write a checkpoint first; `saves_soon`: one has been asked for; `suspended_because`:
     why the job was suspended, empty if it was not; `listening_since`: before, the service could not hear of any step.
     `lost_sight_of`: nodes of this world, or of the open handoff's, that are not heard, and when they last were.
+    `steps_from_at`: before, ranks of this world make no step, since an older one was heard when it was started.
+    `unstepped_since`: when it was started, if it has made no step and is not the job's first.
     `paused_because`: who asked that it stands until it is resumed, empty if nobody did. `overspent`: its budget is
     spent; empty if it is not, or if there is none.
     """
@@ -110,6 +117,8 @@ class JobView:
     absent: tuple[str, ...] = ()
     unheard: tuple[str, ...] = ()
     lost_sight_of: tuple[tuple[str, datetime], ...] = ()
+    steps_from_at: datetime | None = None
+    unstepped_since: datetime | None = None
     broken: tuple[Loss, ...] = ()
     errors: tuple[RankError, ...] = ()
     unharmed: tuple[tuple[str, int], ...] = ()
@@ -185,7 +194,7 @@ def next_action(view: JobView, limits: JobLimits) -> Action:
         case JobState.PENDING | JobState.SUSPENDED if view.overspent:
             return Action(Do.NOTHING, f"{view.overspent}; it goes on when budget_usd is raised")
         case JobState.PENDING | JobState.SUSPENDED:
-            return _start_if_possible(view)
+            return _start_if_possible(view, limits)
         case JobState.STARTING | JobState.RUNNING if because := view.paused_because or view.overspent:
             return _pause(view, limits, because)
         case JobState.STARTING | JobState.RUNNING:
@@ -215,7 +224,8 @@ def _keep_running(view: JobView, limits: JobLimits) -> Action:
     if view.handoff is not None:
         return _watch_handoff(view, view.handoff, limits)
     if view.state is JobState.STARTING and not view.leaving:
-        return Action(Do.NOTHING, "starting", look_again_s=limits.start_within_s)
+        look_s = limits.start_within_s + waits_s(view.now, view.steps_from_at)
+        return Action(Do.NOTHING, starting_words(view.steps_from_at), look_again_s=look_s)
     if view.leaving:
         return _answer_notices(view, limits)
     action = _grow_or_stay(view, limits)
@@ -276,7 +286,8 @@ def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
         text = f"{', '.join(silent[:8])} {'is' if len(silent) == 1 else 'are'} silent"
         text = f"{text} and no step was made for {stalled_s:.0f} s"
         return Loss(text, _of_node(silent[0], view), may_pass=True)
-    if view.state is JobState.STARTING and stalled_s > limits.start_within_s:
+    from_at = max(view.state_changed_at, view.steps_from_at or view.state_changed_at)
+    if view.state is JobState.STARTING and (view.now - from_at).total_seconds() > limits.start_within_s:
         return Loss(f"the start made no step within {limits.start_within_s:.0f} s", FirstCause(FailedPart.START))
     return None
 
@@ -323,9 +334,10 @@ def _start_again(view: JobView, limits: JobLimits, loss: str) -> Action:
     checkpoint = view.checkpoint
     source = f"checkpoint of step {checkpoint.step}" if checkpoint else "its beginning (there is no checkpoint)"
     lost = _lost_steps(view)
+    waits = f"; ranks wait {wait.steps_after_s:.0f} s, since {OLDER_MAY_STEP}" if wait.steps_after_s else ""
     return Action(
         Do.START,
-        f"{loss}; restart from {source}, {lost} steps lost; {view.restart.reason}",
+        f"{loss}; restart from {source}, {lost} steps lost{waits}; {view.restart.reason}",
         target=view.restart.target,
         checkpoint=checkpoint,
         lost_steps=lost,
@@ -341,9 +353,12 @@ def _wait_of(view: JobView, target: Placement, limits: JobLimits) -> StartWait:
     worlds = [] if view.world is None or view.errors or view.broken else [view.world.members]
     if view.handoff is not None and not set(view.handoff.target_nodes) & set(target.node_ids()):
         worlds.append(tuple(Member(name, 0) for name in view.handoff.target_nodes))
-    ages = [(name, (view.now - seen_at).total_seconds()) for name, seen_at in view.lost_sight_of]
-    lease_s = LEASE_SHARE * limits.lost_after_s
-    return start_wait(worlds, target=target.members, lost_sight_of=ages, lease_s=lease_s)
+    when = {"now": view.now, "listening_since": view.listening_since, "waits_s": _older_s(view, limits)}
+    return wait_of(worlds, target.members, view.lost_sight_of, lease_s=limits.lease_s, **when)
+
+
+def _older_s(view: JobView, limits: JobLimits) -> float:
+    return waits_s(view.now, view.steps_from_at, unstepped_since=view.unstepped_since, lease_s=limits.lease_s)
 
 
 def _watch_handoff(view: JobView, handoff: OpenHandoff, limits: JobLimits) -> Action:
@@ -416,7 +431,7 @@ def _why_suspended(view: JobView) -> str:
     return f"suspended because {view.suspended_because}" if view.suspended_because else ""
 
 
-def _start_if_possible(view: JobView) -> Action:
+def _start_if_possible(view: JobView, limits: JobLimits) -> Action:
     why = f"{_why_suspended(view)}; ".removeprefix("; ")
     if view.restart.target is None:
         return Action(Do.NOTHING, f"{why}waiting: {view.restart.reason}")
@@ -430,6 +445,7 @@ def _start_if_possible(view: JobView) -> Action:
         target=view.restart.target,
         checkpoint=view.checkpoint,
         lost_steps=lost,
+        steps_after_s=_older_s(view, limits),
     )
 
 
@@ -468,21 +484,6 @@ def accepts_active(*, active: int | None, parent: int, generation: int, started_
     if overtaken:
         return f"the service has started generation {overtaken[-1]} since then"
     return None
-
-
-def went_through(
-    *, parent: int, generation: int, recorded: Mapping[int, int | None], started_here: frozenset[int]
-) -> bool:
-    """Whether the job has gone on from this generation, which its agents report as active only after a later one. A
-    number is used once, so that a later handoff which began there, or behind it, shows that it did.
-
-    `recorded`: the parent of each generation that is known; `started_here`: as in `accepts_active`.
-    """
-    later = min((number for number in recorded if number > generation), default=None)
-    earlier = max((number for number in recorded if number < generation), default=0)
-    if later is None or later in started_here:
-        return False
-    return parent >= earlier and (recorded[later] or 0) >= generation
 
 
 def deadline_of(leaving: tuple[Leaving, ...]) -> datetime | None:

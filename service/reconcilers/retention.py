@@ -116,12 +116,13 @@ _OLD_HANDOFFS = text(
          ORDER BY changed_at LIMIT :batch)
     """
 )
-# The request of a machine that still is a node says where that comes from.
+# The request of a machine that is a node, or was one a while ago and may come back, says where that comes from.
 _OLD_REQUESTS = text(
     """
     DELETE FROM capacity_requests WHERE request_id = ANY (ARRAY (
         SELECT request_id FROM capacity_requests AS old WHERE ended_at < :before AND NOT EXISTS (
-               SELECT FROM instances JOIN leases ON leases.node_id = instances.node_id AND leases.ended_at IS NULL
+               SELECT FROM instances JOIN leases ON leases.node_id = instances.node_id
+                  AND (leases.ended_at IS NULL OR leases.ended_at >= :before)
                 WHERE instances.request_id = old.request_id AND instances.released_at IS NULL)
          LIMIT :batch))
     """

@@ -120,6 +120,8 @@ def _note_progress(intake: Intake, steps: Sequence[StepRow]) -> None:
     for rank in intake.report.ranks:
         job = intake.jobs[rank.job_id]
         burn(job, rank.generation)
+        if rank.reason is not None and rank.reason.cause is not None and rank.reason.cause.newer_start is not None:
+            burn(job, rank.reason.cause.newer_start)  # The database was restored, and does not know of it.
         if intake.world(job.job_id, rank.generation) is None:
             continue
         if rank.step > 0 and rank.stage is not RankStage.STARTING:

@@ -79,6 +79,7 @@ class SimAgent:
         self.given_up: list[SimRank] = []  # for starts
         self.orders: Order | None = None  # the newest start that it has heard of; on its disk
         self.heard_at = 0.0  # when the last report was sent that the service has answered
+        self.peers: set[Member] = set()  # whom that answer named
         self.asks_until = 0.0
         self.participant = self._new_participant()
 

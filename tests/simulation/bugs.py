@@ -328,6 +328,13 @@ def _none_of_them(*_: object, **__: object) -> tuple[()]:
     return ()
 
 
+_start_wait = generations.start_wait
+
+
+def _forgets_what_the_start_before_waited_for(*worlds: Any, waits_s: float, **how: Any) -> generations.StartWait:
+    return _start_wait(*worlds, **how)
+
+
 def _the_lease_all_the_same(generation: int, *, wanted: int, until: float, **_: object) -> float | None:
     return until if generation >= wanted else None
 
@@ -403,6 +410,9 @@ REQUIRED = {
     "start while an older world may step": Bug(patches=((generations, "unfenced", _none_of_them),)),
     "end untold by a host that was killed": Bug(patches=((progress, "untold_ends", _none_of_them),)),
     "older copy of a handoff taken": Bug(patches=((rules, "replaces", _always),)),
+    "start that forgets what the one before waited for": Bug(
+        patches=((generations, "start_wait", _forgets_what_the_start_before_waited_for),)
+    ),
     "step beside a world that was heard": Bug(patches=((starts, "lease_for", _the_lease_all_the_same),)),
     "checkpoint of a fenced world": Bug(
         patches=((checkpoints, "may_publish", _always), (checkpoint_files, "is_replaced_by", _never))
@@ -430,7 +440,7 @@ MORE = {
     "deadline cuts off the building": Bug(Machines(cutover=WaitsNoLongerThanForTheDecision)),
     "no answer taken for no": Bug(Machines(cutover=StepsInTheSourceWhenLate)),
     "next rung taken in silence": Bug(Machines(participant=FallsSilently)),
-    "ladder forgets what streaming needs": Bug(patches=((ladder, "_stream", _always_converges),)),
+    "ladder forgets what streaming needs": Bug(patches=((ladder, "stream_estimate", _always_converges),)),
     "permission before all are ready": Bug(patches=((Tally, "all_ready", _most_are_ready),)),
     "start taken twice": Bug(patches=((participant, "is_new_start", _any_start_of_mine),)),
     "start numbered like the one before": Bug(patches=((generations, "next_start", _the_same_again),)),

@@ -16,6 +16,7 @@ from liver_core.handoff import Order, ParticipantRecord, Reason, StoreAddress, g
 from liver_core.handoff.generations import StartWait
 from liver_core.handoff.participant_events import StartReceived, WorldReplaced
 from liver_core.layout import Member, ParallelLayout, Roster
+from tests.simulation.truth import NOT_BEGUN
 
 if TYPE_CHECKING:
     from tests.simulation.agents import SimAgent
@@ -54,8 +55,11 @@ class Starts:
         self.wanted: tuple[Member, ...] | None = None
         self.wanted_at = 0.0
         self.said: dict[Member, Said] = {}
-        self.worlds: dict[Roster, None] = {}  # those that there are or were, and targets of handoffs, as it has heard
+        self.worlds: dict[
+            Roster, None
+        ] = {}  # the newest that it has heard of or started, and handoffs' targets above it
         self.steps_from: dict[int, float] = {}  # of each start: before, its ranks step nowhere; a part of its orders
+        self.row_waits_until = 0.0  # `steps_from_at` of the newest start's row
         self.listening_since = 0.0
         self.cut_off: dict[Member, bool] = {}  # from the service, and whether from everybody else too
         self.gatherings: dict[str, Gathering] = {}
@@ -66,6 +70,7 @@ class Starts:
             return
         sim = self.simulation
         for member, agent in sim.agents.items():
+            agent.peers = set(sim.plan.first)
             self.said[member] = Said(0.0, agent.journal)
             self._learn(agent.journal)
             sim.clock.after(SYNC_S * self.random.random(), self._sync, agent)
@@ -131,8 +136,8 @@ class Starts:
             cause="checkpoint",
             checkpoint=str(sim.truth.checkpoint_version),
         )
-        self.steps_from[generation] = sim.clock.now + wait.steps_after_s
-        self.worlds[self.newest.target] = None  # It may begin before any of its members reports it.
+        self.steps_from[generation] = self.row_waits_until = sim.clock.now + wait.steps_after_s
+        self.worlds = {self.newest.target: None}  # As the service's row of the job, it says nothing of older ones.
         for agent in sim.agents.values():
             sim.clock.after(self._delay_s(), self._wake, agent, self.newest)
 
@@ -146,16 +151,30 @@ class Starts:
         ]
         ages = [(member.node_id, self.simulation.clock.now - self._heard_at(member)) for member in said]
         lost_sight_of = [(name, ago_s) for name, ago_s in ages if ago_s >= OVERDUE_S]
-        return generations.start_wait(older, target=target, lost_sight_of=lost_sight_of, lease_s=LEASE_S)
+        sim, until = self.simulation, self.row_waits_until
+        if self.newest is not None and not self._has_stepped(self.newest.generation):
+            until = max(until, self.begun_at + LEASE_S)
+        waits_s = max(0.0, until - sim.clock.now)
+        return generations.start_wait(
+            older, target=target, lost_sight_of=lost_sight_of, lease_s=LEASE_S, waits_s=waits_s
+        )
+
+    def _has_stepped(self, generation: int) -> bool:
+        """Then all of its ranks live, and each has begun after the older one on its node had ended."""
+        worlds = self.simulation.worlds
+        return generation in worlds and worlds[generation].era != NOT_BEGUN
 
     def _heard_at(self, member: Member) -> float:
         return max(self.said[member].sent_at, self.listening_since)
 
     def _learn(self, record: ParticipantRecord) -> None:
         """A handoff that was under way may have gone on unheard, so that its target stays known."""
-        for world in (record.active, record.order and record.order.target):
-            if world is not None:
-                self.worlds[world] = None
+        active, known = record.active, [world.generation for world in self.worlds]
+        if active is not None and active.generation >= max(known, default=0):
+            self.worlds = {active: None}
+        target = None if record.order is None else record.order.target
+        if target is not None and target.generation > min(known, default=0):
+            self.worlds[target] = None
 
     # Reports and answers.
 
@@ -187,6 +206,7 @@ class Starts:
             return
         agent.asks_until = 0.0
         agent.heard_at = max(agent.heard_at, said.sent_at)
+        agent.peers = {member for world in self.worlds for member in world.members}
         agent.consider(newest)
         self._renew(agent)
 

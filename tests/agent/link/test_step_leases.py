@@ -67,6 +67,11 @@ def test_an_agent_that_was_stopped_gives_none_before_it_has_heard_the_service_ag
     assert len(scene.run(answered_s_ago=0.1)) == 1
 
 
+def test_a_rank_that_comes_while_an_agent_may_not_go_on_gets_what_is_left_of_its_own_lease():
+    (left,) = Scene({"b": 0.8}).run(answered_s_ago=9.0)
+    assert left == pytest.approx(LEASE_SHARE * LOST_S - 9.0, abs=0.5)
+
+
 def test_while_the_service_answers_nobody_ranks_go_on():
     (left,) = Scene({"b": 31.0, "c": None}).run(answered_s_ago=30.0)
     assert left == pytest.approx(EXTENDED_S, abs=0.5)

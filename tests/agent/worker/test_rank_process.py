@@ -85,6 +85,46 @@ def test_the_numbers_of_a_step_reach_the_agent_and_its_outbox_as_they_are(
     assert outbox.metrics.batch(2) == ()
 
 
+class StubLoop:
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.requests = BoundaryRequests()
+        self.has_lease: bool | None = None
+
+    def run(self, first: Order) -> Ended:
+        self.has_lease = self.requests.has_lease()
+        return Ended(Ending.STOPPED)
+
+
+def test_a_lease_that_comes_just_as_the_loop_is_made_is_kept(
+    order: Order, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    class Interrupted(Worker):
+        """The other thread gives a lease just after this one has read which there is."""
+
+        kept = 0.0
+        is_due = True
+
+        @property
+        def leased_until(self) -> float:  # type: ignore[override]
+            before = self.kept
+            if self.loop is not None and self.is_due:
+                self.is_due = False
+                self._obey(rank.StepLease(until_s=time.monotonic() + 60.0))
+            return before
+
+        @leased_until.setter
+        def leased_until(self, until: float) -> None:
+            self.kept = until
+
+    made, _ = listened_to(order, monkeypatch, tmp_path)
+    worker = Interrupted(made.spec, socket.socket(socket.AF_UNIX))
+    for name, stub in (("RankLoop", StubLoop), ("load_job", StubLoop), ("prepare_process", lambda: None)):
+        monkeypatch.setattr(rank_process, name, stub)
+    monkeypatch.setattr(worker.control, "start", lambda: None)
+    assert worker.run() == 0
+    assert isinstance(worker.loop, StubLoop) and not worker.is_due and worker.loop.has_lease
+
+
 @pytest.mark.parametrize("has_one", [False, True], ids=["none came", "one came while the job was imported"])
 def test_a_rank_of_a_start_makes_no_step_before_its_agent_has_given_it_a_lease(
     order: Order, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, has_one: bool

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from liver_core.state.checkpoint_files import announce_start, is_replaced_by, starts_in
+from liver_core.handoff import FailedPart, FailureCause
+from liver_core.rank.store_exchange import cause_of
+from liver_core.state.checkpoint_files import NewerStart, announce_start, is_replaced_by, starts_in
 from tests.cluster.rank_cluster import Cluster, RankSetup
 from tests.cluster.real_ranks import run_alone
 from tests.cluster.real_ranks_model import small_gpt
@@ -145,7 +147,7 @@ def test_a_checkpoint_is_published_only_while_a_rank_of_its_world_holds_a_step_l
     """A newer world may have written the same step, or have started from it."""
     folder = tmp_path / "checkpoints"
     said, asked = run_alone(_written_without_a_lease, str(folder))
-    assert "step-000000004: not published, no agent of this world is heard" in said[0]
+    assert "step-000000004: not published, no rank here has a step lease" in said[0]
     assert said[1:] == [2.0, 1.0], "the newer world's, and then the one that got its lease back"
     assert asked == 4, "twice without a lease before its ranks are to end, then without and with one"
 
@@ -228,9 +230,18 @@ def test_the_newest_start_of_each_job_is_known_beside_its_checkpoints(tmp_path: 
         announce_start(tmp_path / "new", job_id, generation)
     assert starts_in(tmp_path / "new", "job") == (100_001,)
     assert starts_in(tmp_path / "new", "other") == (1,)
-    announce_start(tmp_path / "new", "job", 1)
-    assert sorted(starts_in(tmp_path / "new", "job")) == [1, 100_001], "who comes late replaces nothing"
     assert is_replaced_by((1, 100_001), 5) and not is_replaced_by((1, 100_001), 100_002)
+
+
+def test_a_start_that_could_publish_no_checkpoint_fails_with_the_number_of_the_newer_one(tmp_path: Path):
+    """As after the service was restored from a backup: it uses numbers again."""
+    for generation in (200_001, 200_001):
+        announce_start(tmp_path, "job", generation)
+    announce_start(tmp_path, "other", 100_001)
+    with pytest.raises(NewerStart, match=r"generation 100001 could publish .* generation 200001 of the job") as raised:
+        announce_start(tmp_path, "job", 100_001)
+    assert cause_of(raised.value) == FailureCause(FailedPart.START, newer_start=200_001)
+    assert starts_in(tmp_path, "job") == (200_001,)
 
 
 def test_what_a_replaced_world_wrote_later_does_not_push_out_the_checkpoint_that_is_the_newest_now(tmp_path: Path):

@@ -10,7 +10,7 @@ from agent.protocol.process_end import ProcessEnd
 from agent.protocol.values import HandoffState, Placement
 from liver_core.handoff import FailureCause
 from liver_core.layout import Member, ParallelLayout
-from service.handoffs.rules import Declined
+from service.handoffs.rules import Declined, went_through
 from service.jobs.causes import FailedPart, FirstCause
 from service.jobs.crashes import RankError
 from service.jobs.rules import (
@@ -26,7 +26,6 @@ from service.jobs.rules import (
     accepts_active,
     deadline_of,
     next_action,
-    went_through,
 )
 from service.jobs.tables import ENDED, JobState, SourceKind
 from service.planner.inputs import PlannerDecision, PlannerVerdict, World
@@ -464,6 +463,42 @@ def test_ranks_of_a_start_wait_as_long_as_a_world_that_is_heard_may_hold_a_lease
     broken = RankError("rank 1 on node b is broken", "it failed", node="b", rank=1)
     dead = replace(lost, revoked=(), errors=(broken,), error_at=at(-9))
     assert (act(dead).do, act(dead).steps_after_s) == (Do.START, 0.0), "a world without one of its ranks does not step"
+
+
+def test_a_start_that_replaces_one_whose_ranks_wait_waits_as_long_for_the_same_older_world():
+    broken = RankError("rank 1 on node b is broken", "it failed", node="b", rank=1)
+    waiting = view(state=JobState.STARTING, steps_from_at=at(9), errors=(broken,), error_at=at(-5), restart=ELSEWHERE)
+    again = act(waiting)
+    assert (again.do, again.steps_after_s) == (Do.START, 9.0)
+    assert "; ranks wait 9 s, since an older world that was heard may hold" in again.reason
+    revoked = replace(waiting, errors=(), error_at=None, revoked=("b",))
+    assert act(revoked).steps_after_s == 14.0, "the world that waited is heard too"
+    suspended = replace(waiting, state=JobState.SUSPENDED, world=None, errors=(), error_at=None)
+    assert act(suspended).steps_after_s == 9.0
+    assert act(replace(waiting, steps_from_at=at(-1))).steps_after_s == 0.0
+    shared = replace(waiting, steps_from_at=None, unstepped_since=at(-5))
+    assert act(shared).steps_after_s == 9.0, (
+        "it waited for nothing, since it was to end a rank of the older world first"
+    )
+
+
+def test_a_start_has_its_time_from_when_its_ranks_may_step():
+    starting = view(state=JobState.STARTING, state_changed_at=at(-280), steps_from_at=at(-266))
+    assert act(starting).do is Do.NOTHING
+    assert act(replace(starting, steps_from_at=at(-271))).do is Do.START
+    waits = act(replace(starting, state_changed_at=at(-4), steps_from_at=at(10)))
+    assert waits.reason.startswith(
+        "starting; ranks wait until 00:00:10 UTC, since an older world that was heard may hold step leases so long"
+    )
+    assert waits.look_again_s == 280.0
+
+
+def test_what_an_older_world_was_heard_counts_from_the_end_of_an_outage_of_the_service():
+    """Its agents gave it leases without the service meanwhile."""
+    long_ago = tuple((name, at(-90)) for name in "abc")
+    lost = view(revoked=("b",), restart=ELSEWHERE, lost_sight_of=long_ago, listening_since=at(-13))
+    assert act(lost).reason.endswith("a restart waits until the step leases of a, b, c are over")
+    assert act(replace(lost, listening_since=at(-14))).do is Do.START
 
 
 def test_a_restart_waits_for_no_lease_of_a_world_that_has_lost_a_rank_or_gives_one_to_the_next():

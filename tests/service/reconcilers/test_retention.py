@@ -123,7 +123,8 @@ def test_requests_for_machines_go_when_no_machine_of_theirs_is_a_node_and_the_ma
     with context.sessions.begin() as session:
         session.add(RequestRow(provider="none", pool="a", machines=1, asked_by="x", asked_at=ended.clock()))
     stays, goes, *others = ended.agents
-    for days, kept in ((89.0, {stays: True, goes: True}), (2.0, {stays: True, goes: False})):
+    both = {stays: True, goes: True}
+    for days, kept in ((89.0, both), (2.0, both), (89.0, {stays: True, goes: False})):
         ended.clock.advance(days * DAY_S)
         with context.sessions.begin() as session:
             for name in (goes, *others):
