@@ -66,12 +66,25 @@ class Context:
         object.__setattr__(self, "listening", Listening(self.clock()))
         self.hub.call_at(TOKENS, self.recent_nodes.forget)
         base = self.database
-        agents = Lane(base.sessions, base.looking, places=base.agents_max, wait_s=AGENTS_WAIT_S, whose="agents")
-        whose = "people and scripts"
-        people = Lane(base.readers, base.readers_looking, places=base.readers_max, wait_s=PEOPLE_WAIT_S, whose=whose)
+        agents = Lane(
+            base.sessions,
+            base.looking,
+            places=base.agents_max,
+            wait_s=AGENTS_WAIT_S,
+            whose="agents",
+            outage=base.outage,
+        )
+        people = Lane(
+            base.readers,
+            base.readers_looking,
+            places=base.readers_max,
+            wait_s=PEOPLE_WAIT_S,
+            whose="people and scripts",
+            outage=base.outage,
+        )
         object.__setattr__(self, "agents", agents)
         object.__setattr__(self, "people", people)
-        object.__setattr__(self, "readers", Readers(agents))
+        object.__setattr__(self, "readers", Readers(agents, outage=base.outage))
         calm = CalmReports(agents, self.orders, self.told, self.clock, self.settings)
         object.__setattr__(self, "calm", calm)
         news = News(agents, self.orders, self.told, self.clock, lost_after_s=self.settings.lost_after_s)

@@ -6,6 +6,7 @@ place in time is refused, and should try again. All threads share one interprete
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
@@ -13,7 +14,8 @@ from typing import TypeVar
 from anyio import CapacityLimiter, to_thread
 from sqlalchemy.orm import Session, sessionmaker
 
-from service.problems import ProblemError, unavailable
+from service.db.outage import Outage
+from service.problems import ProblemError, too_many, unavailable
 
 ReturnT = TypeVar("ReturnT")
 PEOPLE_WAIT_S = 1.0
@@ -24,6 +26,9 @@ READERS_AT_ONCE = 2
 """One computes while the database answers the other: more would only take the interpreter from agents."""
 YIELDS_S = 0.02
 """So long a read lets agents go first: where they are served all the time, it would never begin."""
+WAITING_OF_ONE_MAX = 8
+"""Reads of one token that wait for their turn. Turns are given in order: all others wait for so few of them at most."""
+WAITED_ENOUGH_S = 1.0
 
 
 class Lane:
@@ -38,9 +43,11 @@ class Lane:
         places: int,
         wait_s: float,
         whose: str,
+        outage: Outage,
     ) -> None:
         self.sessions = sessions
         self.reading = reading
+        self._outage = outage
         self._whose = whose
         self._at_work = 0
         self._is_quiet = asyncio.Event()
@@ -56,7 +63,8 @@ class Lane:
         self._at_work += 1
         self._is_quiet.clear()
         try:
-            await _acquire(self._places, self._wait_s, self._whose)
+            if not await _has_acquired(self._places, self._wait_s):
+                raise _unavailable(self._whose, self._outage, "nothing was changed, try again")
             try:
                 yield
             finally:
@@ -85,14 +93,31 @@ class Lane:
 class Readers:
     """Of people and scripts who only read: `at_once` at a time. `agents`: whom they let go first."""
 
-    def __init__(self, agents: Lane, *, at_once: int = READERS_AT_ONCE, wait_s: float = PEOPLE_WAIT_S) -> None:
+    def __init__(
+        self, agents: Lane, *, outage: Outage, at_once: int = READERS_AT_ONCE, wait_s: float = PEOPLE_WAIT_S
+    ) -> None:
         self._agents = agents
+        self._outage = outage
         self._wait_s = wait_s
         self._turns = asyncio.Semaphore(at_once)
+        self._waiting: Counter[str] = Counter()
 
-    async def begin(self) -> Callable[[], None]:
-        """Wait for a turn, and return what ends it; to call that again does nothing. Raises 503."""
-        await _acquire(self._turns, self._wait_s, "people and scripts")
+    async def begin(self, caller: str) -> Callable[[], None]:
+        """Wait for a turn, and return what ends it; to call that again does nothing. Raises 429 where enough reads of
+        this caller wait, and 503."""
+        if self._waiting[caller] >= WAITING_OF_ONE_MAX:
+            detail = f"{WAITING_OF_ONE_MAX} reads of this token wait for their turn; ask again once they are answered"
+            raise too_many(detail, wait_s=WAITED_ENOUGH_S)
+        self._waiting[caller] += 1
+        try:
+            # Not while it has a turn: what waits for agents would keep others from reading.
+            await self._agents.quiet(YIELDS_S)
+            if not await _has_acquired(self._turns, self._wait_s):
+                raise _unavailable("people and scripts", self._outage, "try again")
+        finally:
+            self._waiting[caller] -= 1
+            if not self._waiting[caller]:
+                del self._waiting[caller]
         is_over = False
 
         def end() -> None:
@@ -101,19 +126,18 @@ class Readers:
                 is_over = True
                 self._turns.release()
 
-        try:
-            await self._agents.quiet(YIELDS_S)
-        except BaseException:
-            end()
-            raise
         return end
 
 
-async def _acquire(places: asyncio.Semaphore, within_s: float, whose: str) -> None:
-    """Raises 503."""
+async def _has_acquired(places: asyncio.Semaphore, within_s: float) -> bool:
     try:
         async with asyncio.timeout(within_s):
-            await places.acquire()
+            return await places.acquire()
     except TimeoutError:
-        detail = f"too many requests of {whose} at a time; nothing was changed, try again"
-        raise ProblemError(unavailable(detail)) from None
+        return False
+
+
+def _unavailable(whose: str, outage: Outage, what_now: str) -> ProblemError:
+    """503 with why nobody's turn ended meanwhile."""
+    cause = "the database does not answer" if outage.is_on else f"too many requests of {whose} at a time"
+    return ProblemError(unavailable(f"{cause}; {what_now}"))

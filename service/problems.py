@@ -1,6 +1,7 @@
 """Errors as problem+json: an error that a user causes gets a status, a sentence, and the field with its broken rule."""
 
 import logging
+import math
 from collections.abc import Mapping
 
 from fastapi import FastAPI, Request
@@ -69,6 +70,12 @@ def unauthenticated(detail: str) -> ProblemError:
 def unavailable(detail: str) -> Problem:
     """503: nothing was changed, and the same request may succeed in a moment."""
     return Problem(title="Unavailable", status=503, code=errors.UNAVAILABLE, detail=detail)
+
+
+def too_many(detail: str, *, wait_s: float) -> ProblemError:
+    """429 for who asks for more than the share of one caller, and may again after so long."""
+    problem = Problem(title="Too many requests", status=429, code=errors.TOO_MANY, detail=detail)
+    return ProblemError(problem, headers={"Retry-After": str(math.ceil(wait_s))})
 
 
 def unknown() -> Problem:

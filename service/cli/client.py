@@ -26,8 +26,10 @@ DEFAULT_DATA_DIR = "~/.local/share/liver"
 TIMEOUT_S = 15.0
 TOKEN_CHARS_MAX = 256
 PAGE_ROWS_MAX = 1_000
-UNAVAILABLE = 503
+TOO_MANY, UNAVAILABLE = 429, 503
 SENT_AGAIN_MAX, SEND_AGAIN_S = 2, 1.0
+AFTER_S_MAX = 5.0
+"""So long a read that was refused for now waits at most, whatever the answer says."""
 
 ServiceUrl = Annotated[
     str, typer.Option("--service-url", envvar="LIVER_SERVICE_URL", help="Where the service listens.", metavar="URL")
@@ -209,12 +211,15 @@ class ServiceClient:
 
     @contextmanager
     def events(self, path: str) -> Iterator[Iterator[str]]:
-        """The data of each event of a server-sent-event stream. Raises ConnectionError when the stream breaks."""
+        """The data of each event of a server-sent-event stream. Raises ConnectionError when the stream breaks, or the
+        service has no time to open it."""
         import httpx
 
         timeout = httpx.Timeout(TIMEOUT_S, read=None)
         try:
             with self._http.stream("GET", path, timeout=timeout) as response:
+                if response.status_code in (TOO_MANY, UNAVAILABLE):
+                    raise ConnectionError(f"the service at {self._url} is too busy (status {response.status_code})")
                 if response.status_code >= 400:
                     response.read()
                     self._refuse(response)
@@ -230,6 +235,11 @@ class ServiceClient:
 
         try:
             response = self._http.request(method, path, **arguments)
+            for _ in range(SENT_AGAIN_MAX if method == "GET" else 0):
+                if response.status_code not in (TOO_MANY, UNAVAILABLE):
+                    break
+                time.sleep(_after_s(response))
+                response = self._http.request(method, path, **arguments)
         except httpx.HTTPError as error:
             fail(self._unreachable(error))
         if response.status_code >= 400:
@@ -263,6 +273,12 @@ class ServiceClient:
             fail(str(problem["detail"]))
         fields = "".join(f"\n  {item.get('field')}: {item.get('rule')}" for item in found)
         fail(f"{problem.get('title')}:{fields}")
+
+
+def _after_s(response: "httpx.Response") -> float:
+    """When to ask again, as the answer says in seconds."""
+    said = response.headers.get("Retry-After", "")
+    return min(float(said), AFTER_S_MAX) if said.isdecimal() else SEND_AGAIN_S
 
 
 def connect(service_url: str, token_file: Path | None) -> ServiceClient:

@@ -11,7 +11,7 @@ import psycopg
 from sqlalchemy import Engine, create_engine, event, make_url, text
 from sqlalchemy.engine import URL, ExceptionContext
 from sqlalchemy.exc import ArgumentError, InvalidatePoolError, OperationalError
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker
 
 from service.db.embedded import EmbeddedServer
 from service.db.outage import Outage
@@ -27,6 +27,10 @@ SESSION_OPTIONS = (
 
 UNASKED_S_MAX = 1.0
 """A connection that was used within this time, and has nothing to read, counts as alive without a ping."""
+
+
+class OnlyReadsError(Exception):
+    """A mistake of the service: a session that only reads was to change something."""
 
 
 class StartError(Exception):
@@ -106,7 +110,13 @@ def _looking(engine: Engine) -> sessionmaker[Session]:
     @event.listens_for(found, "before_flush")
     def refuse(session: Session, *_: object) -> None:
         changed = [*session.new, *session.deleted, *(row for row in session.dirty if session.is_modified(row))]
-        assert not changed, f"a session that only reads was to write {changed[0]!r}"
+        if changed:
+            raise OnlyReadsError(f"a session that only reads was to write {changed[0]!r}")
+
+    @event.listens_for(found, "do_orm_execute")
+    def refuse_statement(state: ORMExecuteState) -> None:
+        if state.is_insert or state.is_update or state.is_delete:
+            raise OnlyReadsError(f"a session that only reads was to execute {type(state.statement).__name__}")
 
     return found
 

@@ -27,6 +27,11 @@ class Outage:
         self._lock = threading.Lock()
         self._since: float | None = None
 
+    @property
+    def is_on(self) -> bool:
+        """Whether nobody has reached the database since somebody could not."""
+        return self._since is not None
+
     def begins(self, error: BaseException) -> None:
         """Somebody could not reach the database."""
         with self._lock:

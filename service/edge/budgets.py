@@ -3,6 +3,8 @@
 import hashlib
 from collections import OrderedDict
 
+from service.tokens.operations import Caller
+
 CALLERS_MAX = 10_000
 
 
@@ -35,27 +37,29 @@ class Buckets:
         return min(self._burst, left + max(0.0, now_s - since_s) * self._per_s)
 
 
-class OverBudget:
-    """Tokens whose callers had no request left when they last came, and who these are. To refuse them once more, nobody
-    need look up again who they are."""
+class Shown:
+    """What was shown by whoever was admitted, be it a token or a cookie, and who that was when it last came. It admits
+    nobody: it tells who has no request left, and who is no stranger, before anybody is looked up."""
 
     def __init__(self) -> None:
-        self._callers: OrderedDict[bytes, str] = OrderedDict()
+        self._callers: OrderedDict[bytes, Caller] = OrderedDict()
 
-    def note(self, token: str, caller: str) -> None:
-        """This caller has come with this token, which is valid, and has none left."""
-        self._callers[_key(token)] = caller
+    def note(self, secret: str, caller: Caller) -> None:
+        """This caller has come with it, and it was valid."""
+        key = _key(secret)
+        self._callers[key] = caller
+        self._callers.move_to_end(key)
         while len(self._callers) > CALLERS_MAX:
             self._callers.popitem(last=False)
 
-    def caller_of(self, token: str) -> str | None:
+    def caller_of(self, secret: str) -> Caller | None:
         """Who came with it."""
-        return self._callers.get(_key(token))
+        return self._callers.get(_key(secret))
 
-    def forget(self, token: str) -> None:
-        """Whoever comes with it has to be looked up."""
-        self._callers.pop(_key(token), None)
+    def forget(self, secret: str) -> None:
+        """It is not valid any more."""
+        self._callers.pop(_key(secret), None)
 
 
-def _key(token: str) -> bytes:
-    return hashlib.sha256(token.encode(errors="replace")).digest()
+def _key(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode(errors="replace")).digest()

@@ -1,13 +1,13 @@
 """Every request passes here first. What has no token, asks too often or is too large is refused before its body is
-read; a body that does not come in time, and an error that nobody expected, become problem+json too. People's reads wait
-here for their turn, so that agents are served first.
+read; a body that does not come in time, and an error that nobody expected, become problem+json too. People's reads that
+are admitted wait here for their turn, so that agents are served first.
 """
 
 import asyncio
 import logging
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import monotonic
 
@@ -19,10 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agent.protocol import errors
 from agent.protocol.errors import Problem
 from service.context import CALLER, TURN, Context, find_caller, find_visitor
-from service.edge.budgets import Buckets, OverBudget
+from service.edge.budgets import Buckets, Shown
 from service.edge.credentials import SESSION_PATH, bearer_of, check_origin, cookie_of, reason_of
-from service.lanes import Lane
-from service.problems import ProblemError, response_to, response_to_database, unexpected
+from service.problems import ProblemError, response_to, response_to_database, too_many, unexpected
 from service.tokens.operations import Caller
 from service.tokens.tables import PEOPLE
 
@@ -47,54 +46,17 @@ class Gate:
         settings = context.settings
         self._agents = Buckets(per_s=settings.agent_requests_per_s, burst=2 * settings.agent_requests_per_s)
         self._others = Buckets(per_s=settings.requests_per_s, burst=2 * settings.requests_per_s)
-        self._spent = OverBudget()
+        self._shown_to = {path: Shown() for path in _NEEDS_TOKEN}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request. The lifespan passes through."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif scope["method"] == "GET" and scope["path"].startswith(_OF_PEOPLE):
-            await self._read(scope, receive, send)
-        else:
-            await self._pass(scope, receive, send)
-
-    async def _read(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Its turn ends when its answer begins: a stream may go on for days. Who comes without a token needs none."""
-        if not bearer_of(Headers(scope=scope)) and not cookie_of(scope):
-            await self._pass(scope, receive, send)
             return
-        try:
-            self._refuse_spent(scope)
-            end = await self._context.readers.begin()
-        except ProblemError as error:
-            await response_to(error, _closing(scope))(scope, receive, send)
-            return
-        scope[TURN] = end
-
-        async def begun(message: Message) -> None:
-            end()
-            await send(message)
-
-        try:
-            await self._pass(scope, receive, begun)
-        finally:
-            end()
-
-    def _refuse_spent(self, scope: Scope) -> None:
-        """Raises 429 for a token that has no request left, without another look at whose it is."""
-        token = bearer_of(Headers(scope=scope))
-        caller = self._spent.caller_of(token)
-        if caller is None:
-            return
-        if self._others.has_one(caller, now_s=monotonic()):
-            self._spent.forget(token)
-        else:
-            self._take(self._others, caller)
-
-    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = _Body(receive, self._body_bytes_max.get(scope["path"], BODY_BYTES_MAX))
             await self._admit(scope, body)
+            end = await self._begin_turn(scope)
         except ProblemError as error:
             await response_to(error, _closing(scope))(scope, receive, send)
             return
@@ -103,28 +65,70 @@ class Gate:
             refused.headers.update(_CLOSE)
             await refused(scope, receive, send)
             return
-        await self._answer(scope, body.receive, send)
+        if end is None:
+            await self._answer(scope, body.receive, send)
+        else:
+            await self._answer_in_turn(scope, body.receive, send, end)
+
+    async def _begin_turn(self, scope: Scope) -> Callable[[], None] | None:
+        """What ends the turn of a person's read; others need none. Raises 429 and 503."""
+        caller = scope.get(CALLER)
+        is_read = scope["method"] == "GET" and scope["path"].startswith(_OF_PEOPLE)
+        if not is_read or caller is None or caller.role not in PEOPLE:
+            return None
+        scope[TURN] = await self._context.readers.begin(caller.token_id)
+        return scope[TURN]
+
+    async def _answer_in_turn(self, scope: Scope, receive: Receive, send: Send, end: Callable[[], None]) -> None:
+        """The turn ends when the answer begins: a stream may go on for days."""
+
+        async def begun(message: Message) -> None:
+            end()
+            await send(message)
+
+        try:
+            await self._answer(scope, receive, begun)
+        finally:
+            end()
 
     async def _admit(self, scope: Scope, body: "_Body") -> None:
         headers = Headers(scope=scope)
         _check_form(scope, headers)
         if scope["path"].startswith(_NEEDS_TOKEN) and (scope["method"], scope["path"]) != _LOGIN:
-            token = bearer_of(headers)
-            lane = self._context.agents if scope["path"].startswith(_OF_AGENTS) else self._context.people
             try:
-                caller = await self._caller(scope, token, lane)
-                scope[CALLER] = caller if lane is self._context.agents else replace(caller, why=reason_of(headers))
-                if caller.role in PEOPLE:
-                    self._take_of_person(token, f"token {caller.token_id}")
-                else:
-                    self._take(self._agents, f"token {caller.token_id}")
+                await self._admit_caller(scope, headers)
             except (SQLAlchemyError, ProblemError) as error:
                 if not isinstance(error, ProblemError) or error.problem.status in (429, 503):
-                    self._note_try(token)
+                    self._note_try(bearer_of(headers))
                 raise
         else:
-            self._take(self._others, f"address {(scope.get('client') or ('',))[0]}")
+            self._take(self._others, _address(scope))
         body.check_length(headers)
+
+    async def _admit_caller(self, scope: Scope, headers: Headers) -> None:
+        """Whoever shows what was not valid here before pays first, from the budget of the address: a token that nobody
+        has costs a look-up too."""
+        path, lane, of_address = _OF_PEOPLE, self._context.people, self._others
+        if scope["path"].startswith(_OF_AGENTS):
+            path, lane, of_address = _OF_AGENTS, self._context.agents, self._agents
+        token, cookie = bearer_of(headers), cookie_of(scope) if path == _OF_PEOPLE else ""
+        shown, secret = self._shown_to[path], f"cookie {cookie}" if cookie else f"bearer {token}"
+        known = shown.caller_of(secret)
+        if known is None:
+            self._take(of_address, _address(scope))
+        elif not self._budget_of(known).has_one(_name(known), now_s=monotonic()):
+            self._take(self._budget_of(known), _name(known))
+        try:
+            caller = await (find_visitor(self._context, cookie) if cookie else find_caller(self._context, token, lane))
+        except ProblemError as error:
+            if error.problem.status == 401:
+                shown.forget(secret)
+            raise
+        shown.note(secret, caller)
+        if cookie:
+            check_origin(scope)
+        scope[CALLER] = replace(caller, why=reason_of(headers)) if path == _OF_PEOPLE else caller
+        self._take(self._budget_of(caller), _name(caller))
 
     def _note_try(self, token: str) -> None:
         """It is no fault of the node whose token this is, that its report is not read."""
@@ -132,28 +136,15 @@ class Gate:
         if node_id is not None:
             self._context.listening.tried(node_id, self._context.clock())
 
-    async def _caller(self, scope: Scope, token: str, lane: Lane) -> Caller:
-        secret = cookie_of(scope) if lane is self._context.people else ""
-        if not secret:
-            return await find_caller(self._context, token, lane)
-        caller = await find_visitor(self._context, secret)
-        check_origin(scope)
-        return caller
+    def _budget_of(self, caller: Caller) -> Buckets:
+        return self._others if caller.role in PEOPLE else self._agents
 
-    def _take_of_person(self, token: str, caller: str) -> None:
-        try:
-            self._take(self._others, caller)
-        except ProblemError:
-            if token:
-                self._spent.note(token, caller)
-            raise
-
-    def _take(self, budget: Buckets, caller: str) -> None:
-        wait_s = budget.wait_s(caller, now_s=monotonic())
+    def _take(self, budget: Buckets, whose: str) -> None:
+        """Raises 429."""
+        wait_s = budget.wait_s(whose, now_s=monotonic())
         if wait_s > 0.0:
             detail = f"more requests than this service takes from one caller; try again in {math.ceil(wait_s)} s"
-            problem = Problem(title="Too many requests", status=429, code=errors.TOO_MANY, detail=detail)
-            raise ProblemError(problem, headers={"Retry-After": str(math.ceil(wait_s))})
+            raise too_many(detail, wait_s=wait_s)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Whatever happens inside becomes an answer, and what nobody expected is logged under an id."""
@@ -210,6 +201,14 @@ class _Body:
     def _too_large(self) -> Problem:
         detail = f"a request to this address may have at most {self._bytes_max} bytes"
         return Problem(title="Too large", status=413, code=errors.TOO_LARGE, detail=detail)
+
+
+def _name(caller: Caller) -> str:
+    return f"token {caller.token_id}"
+
+
+def _address(scope: Scope) -> str:
+    return f"address {(scope.get('client') or ('',))[0]}"
 
 
 def _closing(scope: Scope) -> Mapping[str, str]:

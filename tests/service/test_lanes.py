@@ -14,6 +14,8 @@ from tests.service.fake_agent import FakeAgent
 from tests.service.test_serve import served
 
 READERS = 120
+TOKENS = 15
+"""Each for as many readers as may wait with one token."""
 QUICKLY_S = 4.0
 """A sync takes milliseconds; a reader is refused after about a second. The rest is for busy machines, and far less
 than the eight seconds for which a statement waits for a lock."""
@@ -25,19 +27,22 @@ def test_readers_that_hold_every_connection_they_may_have_do_not_keep_agents_wai
         agents = [FakeAgent(name, client, bearer(settings, "join"), utc_now) for name in ("a", "b", "c")]
         for agent in agents:
             agent.sync()
-        reader = httpx.Client(base_url=url, headers=bearer(settings, "operator"), timeout=30, limits=httpx.Limits())
+        reader = httpx.Client(base_url=url, timeout=30, limits=httpx.Limits())
         begun = threading.Barrier(READERS + 1)
+        admin, viewer = bearer(settings, "admin"), {"role": "viewer", "name": "a reader"}
+        made = [client.post("/api/v1/tokens", json=viewer, headers=admin).json() for _ in range(TOKENS)]
 
-        def read() -> tuple[int, str, float]:
+        def read(number: int) -> tuple[int, str, float]:
             begun.wait(20)
             asked = time.monotonic()
-            answer = reader.get("/api/v1/pools/prices")
+            token = made[number % TOKENS]["token"]
+            answer = reader.get("/api/v1/pools/prices", headers={"Authorization": f"Bearer {token}"})
             return answer.status_code, answer.headers.get("Retry-After", ""), time.monotonic() - asked
 
         with reader, ThreadPoolExecutor(READERS) as pool, database.engine.connect() as holder:
             # What readers want is locked. So every one of them that begins keeps its connection.
             holder.execute(text("LOCK TABLE pool_prices IN ACCESS EXCLUSIVE MODE"))
-            reads = [pool.submit(read) for _ in range(READERS)]
+            reads = [pool.submit(read, number) for number in range(READERS)]
             begun.wait(20)
             while sum(read.done() for read in reads) < READERS / 2:
                 for agent in agents:

@@ -18,6 +18,7 @@ from service.cli.client import ServiceClient, Token, Trust
 @pytest.fixture
 def serve(monkeypatch) -> Iterator[Callable[..., tuple[ServiceClient, list]]]:
     monkeypatch.setattr(cli, "SEND_AGAIN_S", 0.0)
+    monkeypatch.setattr(cli, "AFTER_S_MAX", 0.0)
     servers: list[HTTPServer] = []
 
     def start(*statuses: int) -> tuple[ServiceClient, list]:
@@ -28,11 +29,20 @@ def serve(monkeypatch) -> Iterator[Callable[..., tuple[ServiceClient, list]]]:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 seen.append((self.headers["idempotency-key"], body))
+                self.answer()
+
+            def do_GET(self) -> None:
+                seen.append(self.path)
+                self.answer()
+
+            def answer(self) -> None:
                 status = left.pop(0)
                 if status:
                     content = json.dumps({"detail": "no", "title": "no", "job_id": "j"}).encode()
                     self.send_response(status)
                     self.send_header("content-length", str(len(content)))
+                    if status in (429, 503):
+                        self.send_header("retry-after", "3")
                     self.end_headers()
                     self.wfile.write(content)
                 self.close_connection = True
@@ -67,3 +77,26 @@ def test_it_ends_after_three_and_with_the_first_answer_that_is_final(serve, stat
     with pytest.raises(typer.Exit):
         client.post("/api/v1/jobs", content=b"")
     assert len(seen) == len(statuses) and capsys.readouterr().err.startswith("error: no")
+
+
+def test_a_read_that_is_refused_for_now_is_sent_again_when_the_answer_says(serve, monkeypatch):
+    waits_s: list[float] = []
+    client, seen = serve(503, 429, 200)
+    monkeypatch.setattr(cli, "AFTER_S_MAX", 2.5)
+    monkeypatch.setattr(cli.time, "sleep", waits_s.append)
+    assert client.get("/api/v1/jobs/j/logs", after=7)["job_id"] == "j"
+    assert seen == ["/api/v1/jobs/j/logs?after=7"] * 3 and waits_s == [2.5, 2.5]
+
+
+@pytest.mark.parametrize("statuses", [(503, 503, 503), (404,), (500,)])
+def test_a_read_ends_after_three_and_with_the_first_answer_that_is_final(serve, statuses, capsys):
+    client, seen = serve(*statuses)
+    with pytest.raises(typer.Exit):
+        client.listed("/api/v1/jobs", limit=5)
+    assert len(seen) == len(statuses) and capsys.readouterr().err.startswith("error: no")
+
+
+def test_a_stream_that_is_refused_for_now_counts_as_one_that_broke(serve):
+    client, _ = serve(503)
+    with pytest.raises(ConnectionError, match="status 503"), client.events("/api/v1/jobs/j/watch"):
+        """Never begun."""

@@ -1,20 +1,25 @@
 """People's reads: few at a time, agents first, and nobody is kept out by one that lasts."""
 
 import asyncio
+import itertools
 import time
 from contextlib import ExitStack
 
 import httpx
 import pytest
-from sqlalchemy import text
+from sqlalchemy import delete, insert, text, update
 from sqlalchemy.orm import Session, sessionmaker
 
+from service.db.engine import OnlyReadsError
+from service.db.outage import Outage
 from service.edge import gate
-from service.edge.budgets import CALLERS_MAX, OverBudget
-from service.lanes import READERS_AT_ONCE, YIELDS_S, Lane, Readers
+from service.edge.budgets import CALLERS_MAX, Shown
+from service.lanes import READERS_AT_ONCE, WAITING_OF_ONE_MAX, YIELDS_S, Lane, Readers
 from service.nodes.tables import NodeRow
 from service.problems import ProblemError
 from service.settings import ServiceSettings
+from service.tokens.operations import Caller
+from service.tokens.tables import Role
 from tests.service.conftest import bearer
 from tests.service.fake_agent import JOB
 from tests.service.sync.test_cost import statements
@@ -23,16 +28,25 @@ from tests.service.test_serve import served
 
 def a_lane() -> Lane:
     sessions: sessionmaker[Session] = sessionmaker()
-    return Lane(sessions, sessions, places=4, wait_s=1.0, whose="agents")
+    return Lane(sessions, sessions, places=4, wait_s=1.0, whose="agents", outage=Outage())
+
+
+def some_readers(agents: Lane, *, at_once: int = READERS_AT_ONCE, outage: Outage | None = None) -> Readers:
+    return Readers(agents, outage=outage or Outage(), at_once=at_once, wait_s=0.01)
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 def test_a_read_begins_once_no_agent_is_served_any_more():
     async def run() -> list[str]:
         agents, order = a_lane(), []
-        readers = Readers(agents)
+        readers = some_readers(agents)
 
         async def read() -> None:
-            end = await readers.begin()
+            end = await readers.begin("a")
             order.append("read")
             end()
 
@@ -52,7 +66,7 @@ def test_a_read_begins_after_a_moment_where_agents_are_served_all_the_time():
         agents = a_lane()
         async with agents.place():
             asked = time.monotonic()
-            (await Readers(agents).begin())()
+            (await some_readers(agents).begin("a"))()
             return time.monotonic() - asked
 
     assert YIELDS_S * 0.9 <= asyncio.run(run()) < 100 * YIELDS_S
@@ -60,16 +74,17 @@ def test_a_read_begins_after_a_moment_where_agents_are_served_all_the_time():
 
 def test_so_many_read_at_a_time_and_whoever_waits_too_long_is_refused():
     async def run() -> None:
-        readers = Readers(a_lane(), at_once=2, wait_s=0.01)
-        first, _second = await readers.begin(), await readers.begin()
+        readers = some_readers(a_lane(), at_once=2)
+        first, _second = await readers.begin("a"), await readers.begin("b")
         with pytest.raises(ProblemError) as refused:
-            await readers.begin()
+            await readers.begin("c")
         assert refused.value.problem.status == 503
+        assert refused.value.problem.detail == "too many requests of people and scripts at a time; try again"
         first()
         first()
-        await readers.begin()
+        await readers.begin("a")
         with pytest.raises(ProblemError):
-            await readers.begin()
+            await readers.begin("a")
 
     asyncio.run(run())
 
@@ -77,15 +92,87 @@ def test_so_many_read_at_a_time_and_whoever_waits_too_long_is_refused():
 def test_who_is_cancelled_while_agents_are_served_gives_the_turn_back():
     async def run() -> None:
         agents = a_lane()
-        readers = Readers(agents, at_once=1, wait_s=0.01)
+        readers = some_readers(agents, at_once=1)
         async with agents.place():
-            waiting = asyncio.create_task(readers.begin())
-            await asyncio.sleep(0)
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-        await readers.begin()
+            waiting = [asyncio.create_task(readers.begin("a")) for _ in range(WAITING_OF_ONE_MAX)]
+            await settle()
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        await readers.begin("a")
 
     asyncio.run(run())
+
+
+def test_all_who_read_wait_for_agents_together_and_none_of_them_while_it_has_a_turn():
+    class Counting(Lane):
+        waiting = 0
+
+        async def quiet(self, within_s: float) -> None:
+            self.waiting += 1
+            await super().quiet(60 * within_s)
+
+    async def run() -> int:
+        sessions: sessionmaker[Session] = sessionmaker()
+        agents = Counting(sessions, sessions, places=4, wait_s=1.0, whose="agents", outage=Outage())
+        readers = some_readers(agents, at_once=1)
+        async with agents.place():
+            begun = [asyncio.create_task(readers.begin(name)) for name in ("a", "b", "c")]
+            await settle()
+            waiting = agents.waiting
+        for first in asyncio.as_completed(begun):
+            (await first)()
+            break
+        await asyncio.gather(*begun, return_exceptions=True)
+        return waiting
+
+    assert asyncio.run(run()) == 3
+
+
+def test_so_many_reads_of_one_token_wait_and_the_next_turns_are_for_others():
+    async def run() -> list[str]:
+        readers, order = Readers(a_lane(), outage=Outage(), at_once=1, wait_s=10.0), []
+
+        async def read(name: str) -> None:
+            end = await readers.begin(name)
+            order.append(name)
+            end()
+
+        end = await readers.begin("script")
+        reads = [asyncio.create_task(read("script")) for _ in range(WAITING_OF_ONE_MAX)]
+        await settle()
+        with pytest.raises(ProblemError) as refused:
+            await readers.begin("script")
+        assert (refused.value.problem.status, refused.value.headers) == (429, {"Retry-After": "1"})
+        reads.append(asyncio.create_task(read("console")))
+        await settle()
+        end()
+        await asyncio.gather(*reads)
+        await read("script")
+        return order
+
+    assert asyncio.run(run()) == ["script"] * WAITING_OF_ONE_MAX + ["console", "script"]
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_who_gets_no_place_while_the_database_is_away_is_told_so(reads):
+    async def run() -> str:
+        outage = Outage()
+        outage.begins(ConnectionError("gone"))
+        sessions: sessionmaker[Session] = sessionmaker()
+        lane = Lane(sessions, sessions, places=1, wait_s=0.01, whose="people", outage=outage)
+        readers = some_readers(a_lane(), at_once=1, outage=outage)
+        await readers.begin("a")
+        async with lane.place():
+            with pytest.raises(ProblemError) as refused:
+                if reads:
+                    await readers.begin("b")
+                else:
+                    await lane.run(print)
+        return refused.value.problem.detail
+
+    changed = "" if reads else "nothing was changed, "
+    assert asyncio.run(run()) == f"the database does not answer; {changed}try again"
 
 
 def test_streams_keep_nobody_from_reading(tmp_path, database):
@@ -129,14 +216,13 @@ def test_a_refusal_ends_the_connection_only_where_a_body_was_not_read(client):
         assert (refused.headers.get("connection") == "close") is closes
 
 
-def test_callers_without_a_request_left_are_forgotten_when_there_are_very_many():
-    spent = OverBudget()
-    for number in range(CALLERS_MAX + 1):
-        spent.note(f"token {number}", str(number))
-    assert spent.caller_of("token 0") is None
-    assert spent.caller_of(f"token {CALLERS_MAX}") == str(CALLERS_MAX)
-    spent.forget(f"token {CALLERS_MAX}")
-    assert spent.caller_of(f"token {CALLERS_MAX}") is None
+def test_what_was_shown_longest_ago_is_forgotten_when_there_is_very_much():
+    shown, caller = Shown(), Caller("a", Role.VIEWER, "a")
+    for number in itertools.chain(range(CALLERS_MAX), (0, CALLERS_MAX)):
+        shown.note(f"token {number}", caller)
+    assert [shown.caller_of(f"token {number}") for number in (0, 1, CALLERS_MAX)] == [caller, None, caller]
+    shown.forget("token 0")
+    assert shown.caller_of("token 0") is None
 
 
 def test_a_session_that_only_reads_begins_no_transaction_and_writes_nothing(make_agent, context):
@@ -147,8 +233,12 @@ def test_a_session_that_only_reads_begins_no_transaction_and_writes_nothing(make
             taken = session.connection().connection.driver_connection
             assert taken is not None and taken.info.transaction_status.name == "IDLE"
             row.pool = "another"
-            with pytest.raises(AssertionError, match="only reads"):
+            with pytest.raises(OnlyReadsError, match="only reads"):
                 session.flush()
+            session.expire(row)
+            for statement in (insert(NodeRow), update(NodeRow).values(pool="another"), delete(NodeRow)):
+                with pytest.raises(OnlyReadsError, match="only reads"):
+                    session.execute(statement)
     with context.sessions() as session:
         assert session.get_one(NodeRow, "a").pool == "spot-a"
         held = session.connection().connection.driver_connection

@@ -11,8 +11,9 @@ export const client = new QueryClient({
       staleTime: 2_000,
       gcTime: 120_000,
       refetchOnWindowFocus: true,
-      retry: (failures, error) => failures < 1 && !(error instanceof Refused && error.status > 0 && error.status < 500),
-      retryDelay: 700,
+      retry: (failures, error) =>
+        failures < 1 && !(error instanceof Refused && error.status > 0 && error.status < 500 && !error.retryAfterS),
+      retryDelay: (_, error) => (error instanceof Refused && error.retryAfterS * 1_000) || 700,
     },
   },
 })
