@@ -64,14 +64,13 @@ from liver_core.handoff.proposer_events import (
     SendOrder,
     Tick,
 )
+from liver_core.handoff.retries import retry_in_s
 from liver_core.handoff.rung_costs import choose_by, estimate_costs
 from liver_core.layout import Member, Roster, from_json, to_json
 from liver_core.layout.limits import fitting
 
 HANDOFF_DEADLINE_S = 180.0
 PEER_LOST_S = 20.0
-RETRY_FIRST_S = 0.5
-RETRY_MAX_S = 10.0
 SOONER_LEAST_S = 1.0
 """A deadline that is nearer by less is not worth a revision."""
 AMENDABLE = (ProposerState.PREPARING, ProposerState.PERMITTED)
@@ -464,7 +463,7 @@ class Lead:
             self._failures = 0
         else:
             self._failures += 1
-            self._retry_at = self._node.now() + min(RETRY_MAX_S, RETRY_FIRST_S * 2.0**self._failures)
+            self._retry_at = self._node.now() + retry_in_s(self._failures)
         if progress is None:
             return
         progress.take_end(ended)

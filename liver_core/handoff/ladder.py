@@ -83,7 +83,7 @@ class RungChoice:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one rung needs. `refusal` is empty if only time can rule it out."""
+    """What one rung needs. `refusal` is empty if only the deadline can rule it out."""
 
     seconds: float = 0.0
     refusal: str = ""
@@ -136,10 +136,14 @@ def cutover_deadlines(inputs: LadderInputs) -> CutoverDeadlines:
     They are for a copy of everything on any rung: ranks that cannot stream copy in the pause without asking anybody. A
     rescue gets `build_s` to build the next world and to fill it from what survivors hold.
     """
-    copied_s = copy_s(inputs.bytes_to_move, inputs.bandwidth_bytes_per_s)
-    target_s = min(PAUSE_MOST_S, PAUSE_LEAST_S + PAUSE_TIMES * (copied_s + inputs.step_s))
+    copied_s, target_s = copy_s(inputs.bytes_to_move, inputs.bandwidth_bytes_per_s), _target_s(inputs)
     build_s = min(BUILD_MOST_S, max(BUILD_LEAST_S, BUILD_TIMES * (inputs.prepare_s + copied_s)))
     return CutoverDeadlines(target_s, SOURCE_WAITS * target_s, STORE_WAITS * target_s, build_s)
+
+
+def _target_s(inputs: LadderInputs) -> float:
+    copied_s = copy_s(inputs.bytes_to_move, inputs.bandwidth_bytes_per_s)
+    return min(PAUSE_MOST_S, PAUSE_LEAST_S + PAUSE_TIMES * (copied_s + inputs.step_s))
 
 
 def _needs(rung: Rung, inputs: LadderInputs) -> Estimate:
@@ -212,7 +216,7 @@ def _drop_step(inputs: LadderInputs) -> Estimate:
     if inputs.seconds_to_deadline is None:
         return Estimate(refusal="no deadline: no step needs to be dropped")
     copied = _stop_and_copy(inputs)
-    if not _late(inputs, copied.seconds):
+    if not copied.refusal and not _late(inputs, copied.seconds):
         return Estimate(refusal=f"a copy at the boundary ends in {copied.seconds:.1f} s: no step needs to be dropped")
     # The boundary is out of reach, so the state does not change during the copy. No step has to be followed.
     bandwidth = inputs.stream_share * inputs.bandwidth_bytes_per_s
@@ -222,7 +226,7 @@ def _drop_step(inputs: LadderInputs) -> Estimate:
 def _stop_and_copy(inputs: LadderInputs) -> Estimate:
     """Prepare while training goes on. The copy starts at the first boundary after that, at worst a step later."""
     boundary_s = max(inputs.seconds_to_boundary, inputs.prepare_s + inputs.step_s)
-    return Estimate(boundary_s + copy_s(inputs.bytes_to_move, inputs.bandwidth_bytes_per_s))
+    return _copied_in_pause(boundary_s, inputs.bytes_to_move, inputs)
 
 
 def _rescue(inputs: LadderInputs) -> Estimate:
@@ -230,13 +234,23 @@ def _rescue(inputs: LadderInputs) -> Estimate:
     the copy can start at the first boundary at which endpoints are connected."""
     if not inputs.ranks_staying:
         return Estimate(refusal="no rank of the running world stays")
+    if inputs.seconds_to_deadline is None:
+        return Estimate(refusal="no deadline: the running world need not end before the next one stands")
     if inputs.rescue_failure:
         return Estimate(refusal=f"it failed before in this world: {inputs.rescue_failure}")
     boundary_s, connected_s = inputs.seconds_to_boundary, inputs.endpoints_s
     if connected_s > boundary_s:
         steps = ceil((connected_s - boundary_s) / inputs.step_s) if inputs.step_s else 0
         boundary_s = max(connected_s, boundary_s + steps * inputs.step_s)
-    return Estimate(boundary_s + copy_s(inputs.bytes_only_leaving, inputs.bandwidth_bytes_per_s))
+    return _copied_in_pause(boundary_s, inputs.bytes_only_leaving, inputs)
+
+
+def _copied_in_pause(boundary_s: float, count: int, inputs: LadderInputs) -> Estimate:
+    """A copy of `count` bytes that begins at the boundary. What is longer than the pause may last never succeeds,
+    whatever time is left."""
+    copied_s, limit_s = copy_s(count, inputs.bandwidth_bytes_per_s), _target_s(inputs)
+    text = f"copying takes {copied_s:.1f} s, and the pause ends {limit_s:.1f} s after the boundary"
+    return Estimate(boundary_s + copied_s, text if copied_s > limit_s else "")
 
 
 def _checkpoint(inputs: LadderInputs) -> tuple[float, str]:

@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
+from itertools import takewhile
 from uuid import UUID
 
 from sqlalchemy import bindparam, select
@@ -11,7 +13,7 @@ from sqlalchemy.orm import Session
 from agent.protocol.values import HandoffState, Placement
 from liver_core.handoff import Decision, Rung
 from service.db.base import among
-from service.handoffs.rules import OPEN
+from service.handoffs.rules import OPEN, WAITS_TIMES_MAX
 from service.handoffs.tables import DECLINED, HandoffRow
 from service.jobs.causes import FirstCause
 from service.jobs.rules import Declined, Loss, OpenHandoff
@@ -128,11 +130,25 @@ def as_open(row: HandoffRow) -> OpenHandoff:
     )
 
 
-def as_declined(row: HandoffRow | None, *, active: int | None) -> Declined | None:
-    """The pure form of a proposal that an agent did not open, if it would have left the `active` generation."""
-    if row is None or row.parent != active or (row.reason_detail or {}).get("phase") != DECLINED:
+def declined(session: Session, row: HandoffRow | None, *, active: int | None) -> Declined | None:
+    """The pure form of a proposal that an agent did not open, or that was opened and aborted, if it would have left the
+    `active` generation. What answers a notice, and fails, is opened again by the agents while there is time."""
+    if row is None or row.parent != active:
         return None
-    return Declined(placement_of(row), tuple(row.leaving), row.recorded_at, row.reason)
+    found = Declined(placement_of(row), tuple(row.leaving), row.recorded_at, row.reason)
+    if (row.reason_detail or {}).get("phase") == DECLINED:
+        return found
+    if row.state != HandoffState.ABORTED or row.generation is None or row.leaving or row.superseded:
+        return None
+    tried = (
+        select(HandoffRow)
+        .where(HandoffRow.job_id == row.job_id, HandoffRow.parent == active, HandoffRow.state == HandoffState.ABORTED)
+        .where(HandoffRow.generation.is_not(None))
+        .order_by(HandoffRow.opened_at.desc(), HandoffRow.handoff_id.desc())
+        .limit(WAITS_TIMES_MAX)
+    )
+    same = takewhile(lambda each: (placement_of(each), each.leaving) == (found.target, []), session.scalars(tried))
+    return replace(found, times=max(1, sum(1 for _ in same)))
 
 
 def placement_of(row: HandoffRow) -> Placement:

@@ -7,7 +7,10 @@ from uuid import UUID
 
 from agent.protocol.sync import HandoffMirror
 from agent.protocol.values import HandoffState, Placement
+from liver_core.handoff.retries import doubled_s
 
+WAITS_TIMES_MAX = 16
+"""What is aborted again and again is proposed again after at most so many times the first wait."""
 NAMED_MAX = 8
 """So many nodes are named in a text."""
 OPEN = (
@@ -48,12 +51,18 @@ class OpenHandoff:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """What the service proposed last, if an agent did not open it, and when and why not."""
+    """What the service proposed last, if an agent did not open it, or if it was opened and came to nothing so many
+    `times` in a row: when, and why not."""
 
     target: Placement
     leaving: tuple[str, ...]
     declined_at: datetime
     reason: str
+    times: int = 1
+
+    def waits_s(self, first_s: float) -> float:
+        """How long the same is not proposed again: `first_s`, doubled with each further time."""
+        return doubled_s(first_s, self.times - 1, first_s * WAITS_TIMES_MAX)
 
 
 def is_newer(new: Copy, old: Copy) -> bool:

@@ -285,7 +285,7 @@ def _view(
         source=SourceKind(row.source_kind) if row else None,
         handoff=handoffs.as_open(handoff) if handoff else None,
         last_handoff_at=ended.recorded_at if ended else None,
-        declined=handoffs.as_declined(ended, active=job.active_generation),
+        declined=handoffs.declined(session, ended, active=job.active_generation),
         leaving=_leaving(noticed, members),
         revoked=tuple(sorted(cut_off(session, job.job_id, members, since=row.created_at))) if row else (),
         silent=by_state[NodeState.SILENT],

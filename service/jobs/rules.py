@@ -412,10 +412,10 @@ def _grow_or_stay(view: JobView, limits: JobLimits) -> Action:
 
 
 def _propose(view: JobView, limits: JobLimits, target: Placement, *, save: bool = False) -> Action:
-    """Propose the planner's target, unless an agent has just declined the same: its answer would be the same."""
+    """Propose the planner's target, unless the same has just been declined or aborted: it would end the same way."""
     past = view.declined
     if past is not None and (past.target, set(past.leaving)) == (target, {item.node_id for item in view.leaving}):
-        left_s = limits.propose_again_s - (view.now - past.declined_at).total_seconds()
+        left_s = past.waits_s(limits.propose_again_s) - (view.now - past.declined_at).total_seconds()
         if left_s > 0:
             return Action(Do.NOTHING, f"{past.reason}; the same is not proposed again yet", look_again_s=left_s)
     return Action(Do.PROPOSE, view.decision.reason, target=target, leaving=view.leaving, save=save)

@@ -410,7 +410,7 @@ def _run_meanwhile(weighing: Weighing, current: ScoredOption | None) -> ScoredOp
     now = _best(weighing, options) if options else None
     if current is not None and (now is None or _stays(weighing, now, current)):
         return current
-    return now if now is not None and now.utility_usd_per_hour > 0 else None
+    return now if now is not None and (now.utility_usd_per_hour > 0 or weighing.late_s) else None
 
 
 def _both(run: ScoredOption, best: ScoredOption) -> tuple[tuple[str, int], ...]:

@@ -75,6 +75,7 @@ class PlayedJob:
         self._world: Roster | None = None
         self._started: set[int] = set()
         self._declined: Declined | None = None
+        self._opened: Placement | None = None
         self._errors: list[RankError] = []
         self._error_s = 0.0
         self._broken: list[Loss] = []
@@ -136,6 +137,7 @@ class PlayedJob:
         self._look_at(self._ground.time.now + 1.0)
 
     def handoff_opened(self, generation: int) -> None:
+        self._opened = None if self.proposed is None else self.proposed[1]
         self.proposed, self.highest = None, max(self.highest, generation)
         self.wake()
 
@@ -153,9 +155,16 @@ class PlayedJob:
                 started_here=frozenset(self._started),
             )
             if refusal is None:
-                self._world, self._failed_starts = roster, 0
+                self._world, self._failed_starts, self._declined = roster, 0, None
                 self._set(JobState.RUNNING, "handed over")
         self.wake()
+
+    def aborted(self, reason: str) -> None:
+        """What was proposed for more nodes came to nothing, though nobody had to go."""
+        if self._opened is not None:
+            past, at = self._declined, utc(self._ground.time.now)
+            again = past is not None and past.target == self._opened
+            self._declined = Declined(self._opened, (), at, reason, past.times + 1 if past and again else 1)
 
     def declined(self, reason: str) -> None:
         """An agent does not open what was proposed."""

@@ -13,6 +13,7 @@ from liver_core.handoff.ladder import choose_rung, cutover_deadlines
 from liver_core.handoff.messages import HandoffId
 from liver_core.handoff.proposer import ProposerState
 from liver_core.handoff.proposer_events import HandoffEnded, ReportReceived
+from liver_core.handoff.retries import retry_in_s
 from liver_core.layout import Member, ParallelLayout
 from service.handoffs.rules import OpenHandoff
 from service.policy.types import Candidate
@@ -25,7 +26,7 @@ from service.simulation.replay_ledger import JOB
 LIVE_RUNGS = (Rung.LIVE, Rung.DROP_STEP, Rung.STOP_AND_COPY, Rung.RESCUE)
 AMENDABLE = (ProposerState.PREPARING, ProposerState.PERMITTED)
 UNHURRIED_LEAST_S, UNHURRIED_MOST_S, UNHURRIED_TIMES = 180.0, 3_600.0, 3.0
-RETRY_FIRST_S, RETRY_MAX_S, SOONER_LEAST_S = 0.5, 10.0, 1.0
+SOONER_LEAST_S = 1.0
 REFUSED_MAX = 10_000
 PATIENCE_S = 5.0
 """How long a node that leads is given to make something of a notice, before the next one is told."""
@@ -179,7 +180,9 @@ class PlayedLead:
         self._forget(handoff)
         self._failures = 0 if is_active or handoff.superseded else self._failures + 1
         if self._failures:
-            self._retry_s = ground.time.now + min(RETRY_MAX_S, RETRY_FIRST_S * 2.0**self._failures)
+            self._retry_s = ground.time.now + retry_in_s(self._failures)
+        if ended.stage is Stage.ABORTED and not handoff.leaving and not handoff.superseded:
+            self._job.aborted(str(ended.reason))
         roster = ground.world.roster if is_active and ground.world is not None else None
         roster = roster if roster is not None and roster.generation == ended.generation else None
         self._job.handoff_ended(handoff.parent, roster, ended.reason if ended.stage is Stage.BROKEN else None)

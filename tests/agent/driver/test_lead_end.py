@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from agent.driver.journal_records import keep_mirror
-from agent.driver.lead import PEER_LOST_S, RETRY_MAX_S
+from agent.driver.lead import PEER_LOST_S
 from agent.driver.planning import Learned
 from agent.driver.progress import NOT_OPENED
 from agent.journal import Journal, Table
@@ -17,6 +17,7 @@ from agent.protocol.values import HandoffState
 from liver_core.handoff import Prefer, Reason, Rung
 from liver_core.handoff.participant_events import RankStage
 from liver_core.handoff.proposer import ProposerState
+from liver_core.handoff.retries import RETRY_MAX_S
 from liver_core.layout import Member
 from tests.agent.driver.lead_scene import FOUR, START_S, TO_THE_END, Scene, all_say
 from tests.agent.stub_service import JOB_ID, StubService

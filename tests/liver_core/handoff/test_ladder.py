@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from liver_core.handoff import LadderInputs, Rung, choose_rung
+from liver_core.handoff.ladder import cutover_deadlines
 
 ROOMY = LadderInputs(
     bytes_to_move=10_000_000_000,
@@ -31,6 +32,10 @@ ROOMY = LadderInputs(
 TWO_SIDED = replace(ROOMY, one_sided=False)
 LONG_STEPS = replace(ROOMY, step_s=300.0, seconds_to_boundary=200.0)
 IN_PARTS = replace(LONG_STEPS, part_s=10.0)
+HUGE = replace(
+    ROOMY, bytes_to_move=133_000_000_000, bytes_only_leaving=33_000_000_000, follow_s=5.0, seconds_to_deadline=600.0
+)
+"""It cannot follow the steps, and a copy in the pause takes 133 s."""
 
 
 def test_with_time_enough_the_state_streams_while_the_job_trains():
@@ -186,6 +191,17 @@ def test_the_first_rung_that_fits_is_taken_and_all_above_it_are_named(inputs: La
         (replace(ROOMY, sources_whole=False), Rung.RESCUE, "a rank of the running world is lost"),
         (replace(ROOMY, bandwidth_bytes_per_s=0.0), Rung.STOP_AND_COPY, "no bandwidth was measured"),
         (replace(ROOMY, nodes_left=1), Rung.CHECKPOINT, "1 nodes are left, the job needs 2"),
+        (HUGE, Rung.STOP_AND_COPY, "copying takes 133.0 s, and the pause ends 120.0 s after the boundary"),
+        (
+            replace(HUGE, bytes_only_leaving=121_000_000_000),
+            Rung.RESCUE,
+            "copying takes 121.0 s, and the pause ends 120.0 s after the boundary",
+        ),
+        (
+            replace(HUGE, seconds_to_deadline=None),
+            Rung.RESCUE,
+            "no deadline: the running world need not end before the next one stands",
+        ),
         (replace(ROOMY, seconds_to_deadline=None), Rung.LIVE, "needs 61.0 s, no deadline"),
     ],
 )
@@ -206,6 +222,27 @@ def test_a_rescue_copies_at_the_first_boundary_at_which_endpoints_are_connected(
     found = replace(ROOMY, seconds_to_boundary=boundary_s, endpoints_s=endpoints_s, step_s=step_s)
     choice = choose_rung(replace(found, seconds_to_deadline=26.0))
     assert (choice.rung, choice.estimate_s) == (Rung.RESCUE, pytest.approx(needs_s))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        (HUGE, Rung.RESCUE),
+        (replace(HUGE, bytes_to_move=120_000_000_000), Rung.STOP_AND_COPY),
+        (replace(HUGE, bytes_only_leaving=120_000_000_000), Rung.RESCUE),
+        (replace(HUGE, bytes_only_leaving=121_000_000_000), Rung.CHECKPOINT),
+        (replace(HUGE, bytes_only_leaving=121_000_000_000, seconds_to_deadline=130.0), Rung.CHECKPOINT),
+        (replace(HUGE, seconds_to_deadline=None), Rung.CHECKPOINT),
+        (replace(HUGE, seconds_to_deadline=None, follow_s=1.0), Rung.LIVE),
+        # Live is too late, so is a copy in the pause too long; with the state beside the step only that is lost.
+        (replace(HUGE, follow_s=4.0, seconds_to_deadline=900.0, part_s=1.0), Rung.DROP_STEP),
+    ],
+)
+def test_no_rung_is_taken_whose_copy_outlasts_the_pause(inputs: LadderInputs, expected: Rung):
+    choice = choose_rung(inputs)
+    assert choice.rung is expected, choice.reason
+    copied = {Rung.STOP_AND_COPY: inputs.bytes_to_move, Rung.RESCUE: inputs.bytes_only_leaving}.get(choice.rung, 0)
+    assert copied / inputs.bandwidth_bytes_per_s <= cutover_deadlines(inputs).target_s
 
 
 def test_the_time_that_is_left_decides_between_the_rungs():

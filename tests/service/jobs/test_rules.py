@@ -10,7 +10,7 @@ from agent.protocol.process_end import ProcessEnd
 from agent.protocol.values import HandoffState, Placement
 from liver_core.handoff import FailureCause
 from liver_core.layout import Member, ParallelLayout
-from service.handoffs.rules import went_through
+from service.handoffs.rules import Declined, went_through
 from service.jobs.causes import FailedPart, FirstCause
 from service.jobs.crashes import RankError
 from service.jobs.rules import (
@@ -516,6 +516,24 @@ def test_a_restart_waits_for_the_leases_of_the_world_that_an_open_handoff_may_ha
     assert act(lost).reason.endswith("a restart waits until the step leases of x are over")
     to_b = Placement(layout=ParallelLayout(dp=2), members=(Member("b", 0), Member("d", 0)))
     assert act(replace(lost, restart=replace(START, target=to_b))).do is Do.START
+
+
+@pytest.mark.parametrize(
+    ("times", "waits_s"), [(1, 60.0), (2, 120.0), (3, 240.0), (5, 960.0), (6, 960.0), (9_999, 960.0)]
+)
+def test_what_came_to_nothing_is_proposed_again_after_longer_and_longer(times: int, waits_s: float):
+    past = Declined(TARGET, (), at(0), "it was not done in time", times)
+    waiting = view(
+        decision=MOVE, declined=past, last_handoff_at=at(0), now=at(waits_s - 1), last_step_at=at(waits_s - 1)
+    )
+    action = act(waiting)
+    assert (action.do, action.look_again_s) == (Do.NOTHING, 1.0)
+    assert action.reason == "it was not done in time; the same is not proposed again yet"
+    assert act(replace(waiting, now=at(waits_s))).do is Do.PROPOSE
+    other = replace(MOVE, target=Placement(layout=ParallelLayout(pp=2), members=MEMBERS[1:]))
+    assert act(replace(waiting, decision=other)).do is Do.PROPOSE, "another target may fare better"
+    noticed = replace(waiting, leaving=(Leaving("c", at(-9), at(waits_s + 60)),))
+    assert act(noticed).do is Do.PROPOSE, "a notice does not wait for growth that failed"
 
 
 NOTICED = (Leaving("c", at(0), None),)

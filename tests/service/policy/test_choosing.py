@@ -354,6 +354,22 @@ def test_a_job_on_spot_nodes_alone_is_warned_when_a_loss_would_cost_its_deadline
     assert decide(replace(running, goal=replace(running.goal, deadline_in_s=10.2 * HOUR_S))).alert == ""
 
 
+def test_who_misses_a_deadline_runs_on_what_is_up_until_the_rest_comes_whatever_that_costs() -> None:
+    """Three of four nodes are up, and what an hour costs is more than its tokens are worth."""
+    dear = PolicyInputs(
+        (replace(spot("a", held=3, offered=1, usd=1_000.0), acquire_s=120.0),),
+        linear()[:4],
+        3.0,
+        standing=StandingWorld("DP4", 4, "a", (("a", 4),), is_whole=False),
+        goal=Goal(tokens_left=1e7, deadline_in_s=15_000.0, usd_per_mtok=0.001),
+    )
+    decision = decide(dear)
+    assert decision.option is not None and decision.option.utility_usd_per_hour < 0
+    assert (decision.verdict, decision.option.layout) == (PolicyVerdict.MOVE, "DP3"), decision.reason
+    in_time = decide(replace(dear, goal=replace(dear.goal, deadline_in_s=60_000.0)))
+    assert (in_time.verdict, in_time.alert) == (PolicyVerdict.PAUSE, "")
+
+
 @pytest.mark.parametrize(
     ("left_s", "layout", "hold"),
     [

@@ -3,6 +3,8 @@
 from uuid import UUID
 
 from agent.protocol.sync import HandoffDeclined
+from agent.protocol.values import HandoffCause, HandoffState
+from liver_core.handoff import Reason
 from tests.service.reconcilers.conftest import Fleet
 
 
@@ -60,3 +62,46 @@ def test_a_node_that_has_no_part_in_it_cannot_decline_and_an_opened_handoff_goes
     fleet.hand_over(proposed)
     assert fleet.agents["a"].sync(**declines(fleet, proposed)).refusals == ()
     assert fleet.handoffs()[0]["state"] == "active"
+
+
+def aborts_growth(fleet: Fleet, **more) -> None:
+    """The agents open what is proposed, and it is not done in time."""
+    fleet.round()
+    (proposed,) = [each for each in fleet.handoffs() if each["state"] == "proposed"]
+    reason = Reason("not finished 120 s after the boundary", "cutover")
+    fleet.hand_over(proposed, state=HandoffState.ABORTED, cause=HandoffCause.GROW, leaving=(), reason=reason, **more)
+    assert fleet.handoffs()[0]["state"] == "aborted"
+
+
+def is_proposed(fleet: Fleet, *, within: int) -> bool:
+    known = len(fleet.handoffs())
+    for _ in range(within):
+        fleet.round()
+        if len(fleet.handoffs()) > known:
+            return True
+    return False
+
+
+def grows(fleet: Fleet) -> None:
+    """A job on two nodes, to which two more come."""
+    fleet.add("a", "b")
+    fleet.submit()
+    for _ in range(4):
+        fleet.round()
+    fleet.add("c", "d")
+    assert is_proposed(fleet, within=10)
+
+
+def test_growth_that_is_aborted_again_and_again_is_proposed_after_longer_and_longer(fleet: Fleet):
+    grows(fleet)
+    for wait_s in (60.0, 120.0, 240.0):
+        aborts_growth(fleet)
+        fleet.clock.advance(wait_s - 6.0)
+        assert not is_proposed(fleet, within=4), wait_s
+        assert is_proposed(fleet, within=6), wait_s
+
+
+def test_growth_that_another_handoff_pushed_out_is_proposed_again_at_once(fleet: Fleet):
+    grows(fleet)
+    aborts_growth(fleet, superseded=True)
+    assert is_proposed(fleet, within=6)

@@ -173,6 +173,16 @@ def test_a_newcomer_that_dies_in_the_cutover_costs_a_pause_and_no_restart() -> N
     assert dict(run.tokens_lost_by)["lost_work"] == pytest.approx(20.0 * 1_000 / 60)
 
 
+def test_a_state_that_cannot_be_copied_within_the_pause_costs_no_pause_again_and_again() -> None:
+    """160 GB on one node's link of 10 Gb/s take 128 s, and steps are too short to follow them."""
+    layouts, setup = linear(24.0, change_s=5.0), ReplaySetup(notice_s=120.0, counts_steps=True)
+    found = trace((0.0, "n1", ""), (300.0, "n2 n3 n4 n5 n6", ""), end_s=7_200.0)
+    run = run_of(found, setup, ChangeTimes(state_bytes=160e9), layouts)
+    assert story(run) == ["start active"]
+    made_s = sum(end_s - begin_s for begin_s, end_s in trained(run, 1))
+    assert made_s > 0.98 * 7_200.0, "the job trains on as it was"
+
+
 def test_the_number_of_a_handoff_that_came_to_nothing_is_not_used_again() -> None:
     """n5 is lost while it builds; a node that comes later is brought in under the next number."""
     found = trace((0.0, "n1 n2 n3 n4", ""), (100.0, "n5", ""), (110.0, "", "n5"), (600.0, "n6", ""))
