@@ -47,7 +47,7 @@ class ServiceSettings(BaseSettings):
     propose_again_s: float = Field(
         default=60.0,
         gt=0,
-        description="a proposal that an agent declined, or aborted, is not made again for this long; another is",
+        description="a proposal that an agent declined is not made again for this long; another is",
     )
     handoff_quiet_s: float = Field(
         default=240.0,

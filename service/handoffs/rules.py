@@ -9,8 +9,9 @@ from agent.protocol.sync import HandoffMirror
 from agent.protocol.values import HandoffState, Placement
 from liver_core.handoff.retries import doubled_s
 
+ABORTED_WAITS_S = 4.0
 WAITS_TIMES_MAX = 16
-"""What is aborted again and again is proposed again after at most so many times the first wait."""
+"""What is aborted again and again is proposed again after at most so many times what a declined proposal waits."""
 NAMED_MAX = 8
 """So many nodes are named in a text."""
 OPEN = (
@@ -51,18 +52,21 @@ class OpenHandoff:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """What the service proposed last, if an agent did not open it, or if it was opened and came to nothing so many
-    `times` in a row: when, and why not."""
+    """What the service proposed last, if an agent did not open it, or if it was opened and came to nothing: when, and
+    why not. `times`: so often in a row; 0 for what no agent opened."""
 
     target: Placement
     leaving: tuple[str, ...]
     declined_at: datetime
     reason: str
-    times: int = 1
+    times: int = 0
 
-    def waits_s(self, first_s: float) -> float:
-        """How long the same is not proposed again: `first_s`, doubled with each further time."""
-        return doubled_s(first_s, self.times - 1, first_s * WAITS_TIMES_MAX)
+    def waits_s(self, declined_s: float) -> float:
+        """How long the same is not proposed again. An agent that declined it would do so again for `declined_s`. What
+        was aborted may go through at once, as where a rank had died, and waits longer with each further time."""
+        if not self.times:
+            return declined_s
+        return doubled_s(ABORTED_WAITS_S, self.times - 1, declined_s * WAITS_TIMES_MAX)
 
 
 def is_newer(new: Copy, old: Copy) -> bool:

@@ -518,9 +518,7 @@ def test_a_restart_waits_for_the_leases_of_the_world_that_an_open_handoff_may_ha
     assert act(replace(lost, restart=replace(START, target=to_b))).do is Do.START
 
 
-@pytest.mark.parametrize(
-    ("times", "waits_s"), [(1, 60.0), (2, 120.0), (3, 240.0), (5, 960.0), (6, 960.0), (9_999, 960.0)]
-)
+@pytest.mark.parametrize(("times", "waits_s"), [(0, 60.0), (1, 4.0), (2, 8.0), (5, 64.0), (9, 960.0), (9_999, 960.0)])
 def test_what_came_to_nothing_is_proposed_again_after_longer_and_longer(times: int, waits_s: float):
     past = Declined(TARGET, (), at(0), "it was not done in time", times)
     waiting = view(
