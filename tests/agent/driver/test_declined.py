@@ -46,6 +46,18 @@ def test_a_proposal_for_which_there_is_no_room_is_declined_once_with_the_reason(
     asyncio.run(run())
 
 
+def test_growth_whose_copy_would_outlast_the_pause_is_declined_and_pauses_nothing(job: JobOrder) -> None:
+    async def run() -> None:
+        now, wanted = Scene(job), proposed()
+        now.lead._learned = Learned(bandwidth_bytes_per_s=1_000.0)
+        await now.lead.answer_proposal(job, ACTIVE, wanted)
+        assert [fact.handoff_id for fact in now.declined] == [wanted.handoff_id]
+        assert "and the pause ends 120.0 s after the boundary" in now.declined[0].reason
+        assert now.lead.is_idle and not now.sent
+
+    asyncio.run(run())
+
+
 def test_a_proposal_whose_time_is_over_is_declined_and_one_that_can_be_opened_is_not(job: JobOrder) -> None:
     async def run() -> None:
         now = Scene(job)

@@ -339,7 +339,7 @@ def test_a_handoff_that_takes_long_is_told_of_again_before_the_service_gives_it_
 def test_capacity_that_appears_gets_the_time_that_its_state_needs(job: JobOrder) -> None:
     async def run() -> None:
         now = Scene(job)
-        now.lead._learned = Learned(bandwidth_bytes_per_s=1_000.0)
+        now.lead._learned = Learned(bandwidth_bytes_per_s=1_000.0, follow_s=0.0)
         wanted = HandoffOrder(
             handoff_id=UUID(int=1),
             parent=1,
