@@ -127,7 +127,8 @@ class Scene:
 
     def _news(self) -> tuple[str, ...]:
         assert self.simulation.notes is not None
-        news = tuple(note for _, note in self.simulation.notes[self.read :])
+        # Checkpoints are written beside all this, and have no part in a handoff.
+        news = tuple(note for _, note in self.simulation.notes[self.read :] if "publishes the checkpoint" not in note)
         self.read = len(self.simulation.notes)
         return news
 
@@ -138,6 +139,7 @@ def _simulation(first: tuple[str, ...], spare: tuple[str, ...]) -> Simulation:
     plan = Plan(members, members[: len(first)], 0.5, 10.0, (0.0, 0.0, 0.05), (), (), FOREVER_S)
     simulation = Simulation(0, plan=plan)
     simulation.notes = []
+    simulation.listing.begin()
     return simulation
 
 

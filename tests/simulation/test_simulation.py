@@ -93,6 +93,7 @@ def test_all_bugs_that_were_asked_for_are_planted():
         "older copy of a handoff taken",
         "step beside a world that was heard",
         "checkpoint of a fenced world",
+        "start that forgets what the one before waited for",
         "checkpoint that began before a handoff and a start",
         "handoff numbered into a newer start",
     }
