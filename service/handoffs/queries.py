@@ -133,12 +133,12 @@ def as_open(row: HandoffRow) -> OpenHandoff:
 def declined(session: Session, row: HandoffRow | None, *, active: int | None) -> Declined | None:
     """The pure form of a proposal that an agent did not open, or that was opened and aborted, if it would have left the
     `active` generation. What answers a notice, and fails, is opened again by the agents while there is time."""
-    if row is None or row.parent != active:
+    if row is None or row.parent != active or row.state != HandoffState.ABORTED:
         return None
     found = Declined(placement_of(row), tuple(row.leaving), row.recorded_at, row.reason)
     if (row.reason_detail or {}).get("phase") == DECLINED:
         return found
-    if row.state != HandoffState.ABORTED or row.generation is None or row.leaving or row.superseded:
+    if row.generation is None or row.leaving or row.superseded:
         return None
     tried = (
         select(HandoffRow)
