@@ -45,9 +45,7 @@ class ServiceSettings(BaseSettings):
     propose_after_s: float = Field(default=3.0, ge=0, description="time the agents have to act on a standing plan")
     open_within_s: float = Field(default=15.0, gt=0, description="a proposal that no agent opens is dropped after this")
     propose_again_s: float = Field(
-        default=60.0,
-        gt=0,
-        description="a proposal that an agent declined is not made again for this long; another is",
+        default=60.0, gt=0, description="a proposal that an agent declined is not made again for this long; another is"
     )
     handoff_quiet_s: float = Field(
         default=240.0,

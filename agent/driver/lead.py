@@ -49,7 +49,7 @@ from liver_core.handoff import (
     StoreAddress,
 )
 from liver_core.handoff.ladder import rung_for_nearer_deadline, weigh
-from liver_core.handoff.proposer import SILENT_IS_LOST, ProposerState
+from liver_core.handoff.proposer import AMENDABLE, PEER_LOST_S, SILENT_IS_LOST, ProposerState
 from liver_core.handoff.proposer_events import (
     Amend,
     Cancel,
@@ -70,10 +70,8 @@ from liver_core.layout import Member, Roster, from_json, to_json
 from liver_core.layout.limits import fitting
 
 HANDOFF_DEADLINE_S = 180.0
-PEER_LOST_S = 20.0
 SOONER_LEAST_S = 1.0
 """A deadline that is nearer by less is not worth a revision."""
-AMENDABLE = (ProposerState.PREPARING, ProposerState.PERMITTED)
 LIVE_RUNGS = (Rung.LIVE, Rung.DROP_STEP, Rung.STOP_AND_COPY, Rung.RESCUE)
 """Rungs on which the job goes on without a restart; the others are the service's to take."""
 

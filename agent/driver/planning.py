@@ -11,7 +11,7 @@ from agent.protocol.sync import JobOrder
 from agent.protocol.values import HandoffCause
 from liver_core.handoff import CutoverDeadlines, LadderInputs, Proposal, Rung, RungChoice, RungCost
 from liver_core.handoff.generations import next_handoff, start_of
-from liver_core.handoff.ladder import cutover_deadlines
+from liver_core.handoff.ladder import cutover_deadlines, unhurried_s
 from liver_core.layout import Member, ParallelLayout, Roster
 from liver_core.reshard import seat
 
@@ -21,8 +21,6 @@ much of the time that is left. Only the loss of several nodes is: of each node a
 and where it has not, it does not know this world yet."""
 BYTES_PER_PARAMETER = 12
 """An fp32 master and two fp32 moments: what travels, by decision D7."""
-UNHURRIED_MOST_S, UNHURRIED_TIMES = 3_600.0, 3.0
-"""Where nothing presses a handoff may take so many times what its rung is estimated to need."""
 BANDWIDTH_GUESS_BYTES_PER_S, PREPARE_GUESS_S, ENDPOINTS_GUESS_S = 500e6, 5.0, 1.0
 """Until a handoff has measured them. Endpoints are all that a rescue prepares."""
 STREAM_SHARE, REPLAY_SHARE = 0.5, 0.1
@@ -192,7 +190,7 @@ def on_rung(
     state streams: its deadline is several times the estimate away."""
     reason, deadline = f"{wanted.plan.reason}; {choice.reason}", wanted.deadline_utc
     if wanted.notice_at is None:
-        deadline = max(deadline, now + min(UNHURRIED_MOST_S, UNHURRIED_TIMES * choice.estimate_s))
+        deadline = max(deadline, now + unhurried_s(choice))
     limits, estimate_s = cutover_deadlines(inputs), choice.estimate_s
     wanted = replace(wanted, estimate_s=estimate_s, reason=reason, deadline_utc=deadline, cutover=limits)
     return replace(wanted, rung=choice.rung, costs=costs)

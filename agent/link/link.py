@@ -20,6 +20,7 @@ from agent.protocol.errors import REPLACED, VERSION_MISMATCH
 from agent.protocol.joining import JOIN_PATH
 from agent.protocol.sync import SyncOrders, SyncReport
 from agent.protocol.wake_up import WakeEvent, WakeOrders
+from liver_core.handoff.retries import doubled_s
 
 SYNC_PATH = "/agent/v1/sync"
 WAKE_PATH = "/agent/v1/wake"
@@ -258,9 +259,8 @@ class ServiceLink:
 
     def _backoff_s(self) -> float:
         """Doubling with full jitter, so that ten thousand agents do not retry in the same second."""
-        self._away_rounds = min(self._away_rounds + 1, 16)
-        ceiling = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0**self._away_rounds)
-        return random.uniform(BACKOFF_FIRST_S / 2, ceiling)
+        self._away_rounds += 1
+        return random.uniform(BACKOFF_FIRST_S / 2, doubled_s(BACKOFF_FIRST_S, self._away_rounds, BACKOFF_MAX_S))
 
     async def _listen(self) -> None:
         """Sync at every event of the wake stream. The service sends one at the start of each connection too. What an

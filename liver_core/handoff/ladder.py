@@ -23,6 +23,8 @@ PAUSE_LEAST_S, PAUSE_MOST_S, PAUSE_TIMES = 20.0, 120.0, 4.0
 copying all of it and a step take; a longer one is worth no more than a restart."""
 SOURCE_WAITS, STORE_WAITS = 1.5, 3.0
 """A source waits for the decision, and everybody for the store, so many times as long as a target."""
+UNHURRIED_MOST_S, UNHURRIED_TIMES = 3_600.0, 3.0
+"""Where nothing presses a handoff may take so many times what its rung is estimated to need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +141,11 @@ def cutover_deadlines(inputs: LadderInputs) -> CutoverDeadlines:
     copied_s, target_s = copy_s(inputs.bytes_to_move, inputs.bandwidth_bytes_per_s), _target_s(inputs)
     build_s = min(BUILD_MOST_S, max(BUILD_LEAST_S, BUILD_TIMES * (inputs.prepare_s + copied_s)))
     return CutoverDeadlines(target_s, SOURCE_WAITS * target_s, STORE_WAITS * target_s, build_s)
+
+
+def unhurried_s(choice: RungChoice) -> float:
+    """How long a handoff on this rung may take where nothing presses."""
+    return min(UNHURRIED_MOST_S, UNHURRIED_TIMES * choice.estimate_s)
 
 
 def _target_s(inputs: LadderInputs) -> float:

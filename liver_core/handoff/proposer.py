@@ -49,6 +49,10 @@ class ProposerState(StrEnum):
     ABORTING = "aborting"
 
 
+AMENDABLE = (ProposerState.PREPARING, ProposerState.PERMITTED)
+"""States in which a host may amend the plan."""
+PEER_LOST_S = 20.0
+"""A member that a host has not reached for so long is lost."""
 SILENT_IS_LOST = (ProposerState.PREPARING, ProposerState.ABORTING)
 """States in which a host feeds MemberLost for a member that it cannot reach. In the others, ranks have limits of their
 own and may go on without their agent; an abort after which all others have dropped what they had needs no word of it.

@@ -39,10 +39,8 @@ def await_lease(
     _log.warning("step %d is not applied yet: no rank here has a step lease, another world of the job may step", step)
     while not found.may_step:
         if found.agreement is not None and found.agreement.phase is BoundaryPhase.STOP:
-            text = (
-                f"{requests.stored.stop}; step {step} was not applied: no rank here had a step lease, another world of"
-            )
-            text = f"{text} the job may step"
+            why = "no rank here had a step lease, another world of the job may step"
+            text = f"{requests.stored.stop}; step {step} was not applied: {why}"
             raise Ended(Ending.STOPPED, Reason(text, "boundary"))
         time.sleep(AGAIN_S)
         word = requests.word() if requests.stored.stop is not None else NOTHING_WANTED

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from liver_core.handoff.retries import doubled_s
+
 LOOK_S = 1.0
 TRIES_MAX = 8
 WAIT_FIRST_S, WAIT_MOST_S = 0.5, 16.0
@@ -107,7 +109,7 @@ class EmbeddedServer:
                 # It still reads its log, or processes of the one before are still ending: neither is a failure.
                 self._tries -= 1
                 return LOOK_S
-            return min(WAIT_MOST_S, WAIT_FIRST_S * 2.0 ** (self._tries - 1))
+            return doubled_s(WAIT_FIRST_S, self._tries - 1, WAIT_MOST_S)
         self.trouble = ""
         _log.warning("the embedded PostgreSQL runs again, after %d tries", self._tries)
         return LOOK_S

@@ -7,9 +7,8 @@ import logging
 import sys
 from dataclasses import dataclass
 
-from agent.protocol import errors
-from agent.protocol.errors import FieldProblem, Problem
-from service.problems import ProblemError, invalid, unavailable
+from agent.protocol.errors import FieldProblem
+from service.problems import ProblemError, invalid, too_many, unavailable
 from service.what_if import child
 from service.what_if.rules import Question
 
@@ -67,5 +66,4 @@ class Replays:
 
     def _too_many(self) -> ProblemError:
         detail = f"{self.running} replays run already, which is as many as this service runs at a time; try again soon"
-        problem = Problem(title="Too many requests", status=429, code=errors.TOO_MANY, detail=detail)
-        return ProblemError(problem, headers={"Retry-After": str(max(1, int(self.within_s / 4)))})
+        return too_many(detail, wait_s=max(1, int(self.within_s / 4)))

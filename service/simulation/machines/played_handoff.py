@@ -5,7 +5,7 @@ from uuid import UUID
 
 from agent.protocol.values import HandoffState
 from liver_core.handoff import Proposal, Proposer, ProposerRecord, Reason, Rung, Stage
-from liver_core.handoff.proposer import SILENT_IS_LOST, ProposerState
+from liver_core.handoff.proposer import PEER_LOST_S, SILENT_IS_LOST, ProposerState
 from liver_core.handoff.proposer_events import (
     Amend,
     Cancel,
@@ -26,7 +26,7 @@ from service.simulation.machines.meeting import Meeting
 from service.simulation.machines.played_job import PlayedJob, utc
 from service.simulation.replay_ledger import JOB
 
-PEER_LOST_S, LOOK_AGAIN_S = 20.0, 2.0
+LOOK_AGAIN_S = 2.0
 TICK_S, LATE_S = 10.0, 0.05
 """No message is lost, so that nothing has to be sent again each second; deadlines are looked at when they are due."""
 

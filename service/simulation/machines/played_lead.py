@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from agent.protocol.values import HandoffCause
 from liver_core.handoff import Proposal, Report, Rung, RungChoice, Stage, StoreAddress
-from liver_core.handoff.ladder import choose_rung, cutover_deadlines
+from liver_core.handoff.ladder import choose_rung, cutover_deadlines, unhurried_s
 from liver_core.handoff.messages import HandoffId
-from liver_core.handoff.proposer import ProposerState
+from liver_core.handoff.proposer import AMENDABLE, ProposerState
 from liver_core.handoff.proposer_events import HandoffEnded, ReportReceived
 from liver_core.handoff.retries import retry_in_s
 from liver_core.layout import Member, ParallelLayout
@@ -24,9 +24,7 @@ from service.simulation.machines.played_job import Agents, PlayedJob
 from service.simulation.replay_ledger import JOB
 
 LIVE_RUNGS = (Rung.LIVE, Rung.DROP_STEP, Rung.STOP_AND_COPY, Rung.RESCUE)
-AMENDABLE = (ProposerState.PREPARING, ProposerState.PERMITTED)
-UNHURRIED_LEAST_S, UNHURRIED_MOST_S, UNHURRIED_TIMES = 180.0, 3_600.0, 3.0
-SOONER_LEAST_S = 1.0
+UNHURRIED_LEAST_S = 180.0
 REFUSED_MAX = 10_000
 PATIENCE_S = 5.0
 """How long a node that leads is given to make something of a notice, before the next one is told."""
@@ -227,4 +225,4 @@ class PlayedLead:
 
 def _unhurried(choice: RungChoice, now: float) -> float:
     """Until when a handoff may take that nothing presses: several times what its rung is estimated to need."""
-    return now + min(UNHURRIED_MOST_S, max(UNHURRIED_LEAST_S, UNHURRIED_TIMES * choice.estimate_s))
+    return now + max(UNHURRIED_LEAST_S, unhurried_s(choice))
