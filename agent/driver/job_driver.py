@@ -409,7 +409,6 @@ class JobDriver:
         stage = state.stage
         if stage is RankStage.ABORTED and participant is not None and participant.record.active is not None:
             stage = RankStage.TRAINING  # It dropped what it prepared; its own world goes on.
-        reason = Reason(state.hang_reason, "training", state.rank) if state.hang_reason else state.reason
         return RankStatus(
             job_id=self.job_id,
             generation=state.generation,
@@ -421,7 +420,7 @@ class JobDriver:
             loss=state.loss,
             seconds=state.pulse.seconds[-1] if state.pulse.seconds else None,
             handoff_id=UUID(state.handoff_id) if state.handoff_id else None,
-            reason=reason,
+            reason=state.shown_reason,
             ended=state.ended,
         )
 

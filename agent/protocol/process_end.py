@@ -1,10 +1,12 @@
-"""How a rank's process ended, as its agent knows it: a value, its sentence for people, and its cause. Pure."""
+"""How a rank's process stands or ended, as its agent knows it: a value, its sentence for people, its cause. Pure."""
 
 from dataclasses import dataclass, replace
 
 from liver_core.handoff.messages import FailedPart, FailureCause
 from liver_core.layout.limits import STRICT, Count, ExitCode, Revision, ShortText, Text, fitting
 
+STOPPED = "stopped"
+"""The phase in the reason that an agent gives of a rank whose process is stopped, by a signal or a debugger."""
 _OWN_ABORT = "SIGABRT"
 
 

@@ -30,13 +30,24 @@ class ProcessIdentity:
 
 def read_start_time(pid: int) -> float | None:
     """Start time of a running process; None if it has ended, also if it is not reaped yet."""
+    fields = _stat(pid)
+    return None if fields is None or fields[0] in (b"Z", b"X") else float(fields[19])
+
+
+def is_stopped(identity: ProcessIdentity) -> bool:
+    """Whether exactly this process is stopped, by a signal or a debugger."""
+    fields = _stat(identity.pid)
+    return fields is not None and fields[0] in (b"T", b"t") and float(fields[19]) == identity.start_time
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    """The fields of /proc/<pid>/stat from the third on, which is the state; None without such a process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
     # The command name may contain spaces and parentheses; the other fields follow the last closing parenthesis.
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return None if fields[0] in (b"Z", b"X") else float(fields[19])
+    return stat[stat.rindex(b")") + 2 :].split()
 
 
 def own_identity() -> ProcessIdentity:

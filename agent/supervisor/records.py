@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from agent.protocol.process_end import ProcessEnd
+from agent.protocol.process_end import STOPPED, ProcessEnd
 from agent.supervisor.process import ProcessIdentity
 from agent.supervisor.watchdog import RankPulse
 from liver_core.handoff import RankStage, Reason, StoreAddress
@@ -55,6 +55,13 @@ class RankState:
     reason: Reason | None = None
     ended: ProcessEnd | None = None
     hang_reason: str = ""
+
+    @property
+    def shown_reason(self) -> Reason | None:
+        """Why it hangs, as its agent sees it, or else what it has reported last."""
+        if not self.hang_reason:
+            return self.reason
+        return Reason(self.hang_reason, STOPPED if self.pulse.is_stopped else "training", self.rank)
 
 
 @dataclass(frozen=True, slots=True)

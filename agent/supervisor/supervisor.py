@@ -20,14 +20,14 @@ from agent.protocol.secret_values import NO_SECRETS, SecretPlaces, environment_o
 from agent.protocol.values import Message
 from agent.protocol.worker import RankSpec
 from agent.supervisor.logs import read_last_line
-from agent.supervisor.process import ProcessIdentity, open_pidfd, send_signal
+from agent.supervisor.process import ProcessIdentity, is_stopped, open_pidfd, send_signal
 from agent.supervisor.rank_link import RankLink
 from agent.supervisor.records import RankRecord, RankState, SlotKey
 from agent.supervisor.watchdog import RankPulse
 from agent.supervisor.zygote_client import Exited, ForkRequest
 from agent.supervisor.zygote_host import ZygoteHost
 from liver_core.gpu_environment import check_environment, check_job_environment, rank_environment
-from liver_core.handoff import RankStage, Reason
+from liver_core.handoff import FailedPart, FailureCause, RankStage, Reason
 from liver_core.layout import from_json, to_json
 from liver_core.layout.limits import fitting
 
@@ -147,7 +147,9 @@ class Supervisor:
         """The ranks that hang since the last call, and why. Call about once a second."""
         found: list[tuple[SlotKey, str]] = []
         for key, state in self._states.items():
-            reason = state.pulse.hang_reason(time.monotonic())
+            now = time.monotonic()
+            state.pulse.look(now, stopped=is_stopped(state.record.process))
+            reason = state.pulse.hang_reason(now)
             if reason and not state.hang_reason:
                 found.append((key, reason))
             state.hang_reason = reason
@@ -213,6 +215,7 @@ class Supervisor:
 
     def _take_event(self, key: SlotKey, state: RankState, event: RankEvent) -> None:
         now = time.monotonic()
+        event = _with_own_stop(event, state, now)
         match event:
             case Hello():
                 state.hello_received = True
@@ -243,6 +246,19 @@ class Supervisor:
     @staticmethod
     def _take_malformed(state: RankState, reason: str) -> None:
         state.reason = Reason(f"sent a message that breaks the protocol: {reason}", str(state.stage), state.rank)
+
+
+def _with_own_stop(event: RankEvent, state: RankState, now: float) -> RankEvent:
+    """The same; of a rank that misses others after its own process was stopped, with that as the reason: it is the one
+    that they have missed."""
+    if not isinstance(event, StageReport | Failed) or event.reason is None:
+        return event
+    cause, stopped_s = event.reason.cause, state.pulse.stopped_s(now)
+    if cause is None or cause.what is not FailedPart.PEER or not stopped_s:
+        return event
+    text = f"its process was stopped for {stopped_s:.0f} s, by a signal or a debugger; then it reported: {event.reason}"
+    reason = Reason(text, event.reason.phase, state.rank, cause=FailureCause(FailedPart.RANK))
+    return event.model_copy(update={"reason": reason})
 
 
 async def wait_process_end(process: ProcessIdentity) -> None:

@@ -1,4 +1,4 @@
-"""Detects a rank that hangs: no step and no stage for many times the median step.
+"""Detects a rank that hangs: no step and no stage for many times the median step, or a process that is stopped.
 
 Pure: time is an argument. It only reports; the driver decides what to do.
 """
@@ -11,6 +11,8 @@ HISTORY_STEPS = 32
 FACTOR = 20.0
 LEAST_S = 30.0
 START_S = 300.0
+STOPPED_LEAST_S = 5.0
+"""Ranks miss a peer after no less than this, so what was stopped for less was not missed."""
 
 
 @dataclass(slots=True)
@@ -22,6 +24,8 @@ class RankPulse:
     step: int = 0
     stepped_at: float = 0.0
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
+    stopped_at: float | None = None
+    resumed_at: float | None = None
 
     def beat(self, now: float) -> None:
         """Record a sign of progress."""
@@ -43,8 +47,30 @@ class RankPulse:
             return START_S
         return max(LEAST_S, FACTOR * median(self.seconds))
 
+    def look(self, now: float, *, stopped: bool) -> None:
+        """Record whether the process is stopped. Call about once a second."""
+        if stopped and (self.stopped_at is None or self.resumed_at is not None):
+            self.stopped_at, self.resumed_at = now, None
+        elif not stopped and self.stopped_at is not None and self.resumed_at is None:
+            self.resumed_at = now
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was when it was last looked at."""
+        return self.stopped_at is not None and self.resumed_at is None
+
+    def stopped_s(self, now: float) -> float:
+        """For how many seconds the process is stopped, or was before it went on, if it has made no step since; 0 where
+        that is too short to be missed."""
+        if self.stopped_at is None or (self.resumed_at is not None and self.stepped_at > self.resumed_at):
+            return 0.0
+        seconds = (now if self.resumed_at is None else self.resumed_at) - self.stopped_at
+        return seconds if seconds >= STOPPED_LEAST_S else 0.0
+
     def hang_reason(self, now: float) -> str:
         """Why this rank counts as hanging; empty if it does not."""
+        if self.is_stopped and (stopped_s := self.stopped_s(now)):
+            return f"its process has been stopped for {stopped_s:.0f} s, by a signal or a debugger"
         silent_s = now - max(self.beat_at, self.started_at)
         if silent_s <= self.limit_s():
             return ""

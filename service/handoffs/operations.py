@@ -25,7 +25,9 @@ from service.jobs.causes import (
     end_of,
     first_of,
     node_behind,
+    rank_behind,
     said_of,
+    stopped_among,
 )
 from service.jobs.operations import Birth, activate, add_generation, burn, set_state
 from service.jobs.queries import active_row
@@ -187,14 +189,13 @@ def _first_cause(session: Session, mirror: HandoffMirror) -> FirstCause | None:
     nodes = session.scalars(
         select(NodeRow).where(NodeRow.node_id.in_({node for roster in worlds for node in roster.node_ids()}))
     ).all()
-    failed = [
+    ranks = [
         (node.node_id, rank)
         for node in nodes
         for rank in node.ranks
-        if rank["job_id"] == mirror.job_id
-        and rank["generation"] in (mirror.parent, mirror.generation)
-        and rank["stage"] in (RankStage.FAILED, RankStage.BROKEN)
+        if rank["job_id"] == mirror.job_id and rank["generation"] in (mirror.parent, mirror.generation)
     ]
+    failed = [each for each in ranks if each[1]["stage"] in (RankStage.FAILED, RankStage.BROKEN)]
     parent = session.get(GenerationRow, (mirror.job_id, mirror.parent))
     stores = {mirror.parent: parent.store_node if parent is not None else None, mirror.generation: mirror.store_node}
     ended = [
@@ -210,7 +211,7 @@ def _first_cause(session: Session, mirror: HandoffMirror) -> FirstCause | None:
         ended.append(known)  # The world has ended meanwhile, and its ranks are not reported any more.
     complain = {node_id for node_id, _ in failed}
     away = [node.node_id for node in nodes if node.state != NodeState.READY and node.node_id not in complain]
-    return node_behind(first_of((*ended, told)), away)
+    return rank_behind(node_behind(first_of((*ended, told)), away), stopped_among(ranks))
 
 
 def _claim_number(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from agent.protocol.process_end import ProcessEnd
+from agent.protocol.process_end import STOPPED, ProcessEnd
 from liver_core.handoff import FailedPart, FailureCause, Reason
 from liver_core.handoff.refusals import REFUSED
 from liver_core.layout.limits import fitting
@@ -112,6 +112,11 @@ def node_behind(cause: FirstCause | None, away: Sequence[str]) -> FirstCause | N
     if cause is None or not cause.is_felt or len(away) != 1:
         return cause
     return FirstCause(FailedPart.NODE, away[0], step=cause.step)
+
+
+def stopped_among(ranks: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[tuple[str, int], ...]:
+    """Node and number of each rank whose agent says that its process is stopped, of these reports by their nodes."""
+    return tuple((node, rank["rank"]) for node, rank in ranks if (rank.get("reason") or {}).get("phase") == STOPPED)
 
 
 def rank_behind(cause: FirstCause | None, others: Sequence[tuple[str, int]]) -> FirstCause | None:

@@ -20,7 +20,7 @@ from liver_core.layout import Roster, from_json
 from service.db.parsed import Parsed
 from service.handoffs import queries as handoffs
 from service.handoffs.tables import HandoffRow
-from service.jobs.causes import end_of, said_of
+from service.jobs.causes import end_of, said_of, stopped_among
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.grants import cut_off
 from service.jobs.rules import Checkpoint, JobView, Leaving
@@ -411,8 +411,10 @@ def _errors(nodes: Sequence[NodeRow], job: JobRow) -> tuple[RankError, ...]:
 
 
 def _unharmed(nodes: Sequence[NodeRow], job: JobRow) -> tuple[tuple[str, int], ...]:
-    """Node and number of each rank of the active generation that runs, and has not said that it cannot continue."""
-    return tuple((node.node_id, rank["rank"]) for node in nodes for rank in node.ranks if _is_at_work(rank, job))
+    """Node and number of each rank of the active generation that runs, and has not said that it cannot continue; only
+    those whose processes are stopped, where agents say so of any."""
+    at_work = [(node.node_id, rank) for node in nodes for rank in node.ranks if _is_at_work(rank, job)]
+    return stopped_among(at_work) or tuple((node, rank["rank"]) for node, rank in at_work)
 
 
 def _is_at_work(rank: Mapping[str, Any], job: JobRow) -> bool:

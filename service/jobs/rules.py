@@ -85,10 +85,10 @@ class JobView:
     `revoked`: members whose keys were revoked, of this world; `gone`, `silent`: members in that state; `answering`:
     those whose machines answer other agents all the same; `absent`: targets of the open handoff in either state;
     `unheard`: ready nodes whose report is overdue; `broken`: handoffs that failed; `errors`: those of ranks, the first
-    reported at `error_at`; `unharmed`: node and number of each rank that has none; `crashes`: what ended the job
-    before; `ranks_left`: rank processes of this job that living agents still report; `ahead`: a generation in which
-    ranks already train, but whose handoff no agent has reported yet; `ahead_by_member`: a node of the present world
-    says so, and not only others; `step_s`: seconds of a usual step, 0 if not known;
+    reported at `error_at`; `unharmed`: node and number of each rank that has none, or if some are stopped, of those;
+    `crashes`: what ended the job before; `ranks_left`: rank processes of this job that living agents still report;
+    `ahead`: a generation in which ranks already train, but whose handoff no agent has reported yet; `ahead_by_member`:
+    a node of the present world says so, and not only others; `step_s`: seconds of a usual step, 0 if not known;
     `saves_at_end`: ranks that end write a checkpoint first; `saves_soon`: one has been asked for; `suspended_because`:
     why the job was suspended, empty if it was not; `listening_since`: before, the service could not hear of any step.
     `lost_sight_of`: nodes of this world, or of the open handoff's, that are not heard, and when they last were.

@@ -1,0 +1,126 @@
+"""A rank whose process is stopped, by a signal or a debugger: its agent sees that, and nobody else can."""
+
+import asyncio
+import signal
+import subprocess
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from agent.protocol.process_end import STOPPED
+from agent.protocol.rank import Failed, StageReport, StepReport
+from agent.supervisor.process import ProcessIdentity, is_stopped, read_start_time
+from agent.supervisor.records import RankRecord, RankState, SlotKey
+from agent.supervisor.supervisor import Supervisor
+from agent.supervisor.watchdog import STOPPED_LEAST_S, RankPulse
+from liver_core.handoff import FailedPart, FailureCause, RankStage, Reason
+from tests.agent.waiting import eventually
+
+KEY = SlotKey("job", 0)
+MISSES = Reason("no answer from a peer", "training", 2, cause=FailureCause(FailedPart.PEER))
+KILLED = Reason("rank 1 is dead", "training", 1, node="b", cause=FailureCause(FailedPart.RANK, "SIGKILL"))
+
+
+def test_a_process_is_seen_to_be_stopped_and_to_go_on() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    started = read_start_time(child.pid)
+    assert started is not None
+    identity = ProcessIdentity(child.pid, started)
+
+    async def run() -> None:
+        child.send_signal(signal.SIGSTOP)
+        await eventually(lambda: is_stopped(identity), "it is stopped")
+        assert not is_stopped(ProcessIdentity(child.pid, started + 1.0)), "another process has this pid now"
+        child.send_signal(signal.SIGCONT)
+        await eventually(lambda: not is_stopped(identity), "it goes on")
+
+    try:
+        assert not is_stopped(identity)
+        asyncio.run(run())
+    finally:
+        child.kill()
+        child.wait()
+    assert not is_stopped(identity)
+
+
+def test_a_stop_counts_once_a_peer_could_have_missed_the_rank_and_until_its_next_step() -> None:
+    pulse = RankPulse(started_at=0.0)
+    pulse.stepped(9.0, 4, 1.0)
+    pulse.look(10.0, stopped=True)
+    pulse.look(11.0, stopped=True)
+    assert pulse.is_stopped and pulse.stopped_s(10.0 + STOPPED_LEAST_S - 0.1) == 0.0 and not pulse.hang_reason(12.0)
+    assert pulse.stopped_s(31.0) == 21.0
+    assert pulse.hang_reason(31.0) == "its process has been stopped for 21 s, by a signal or a debugger"
+    pulse.look(32.0, stopped=False)
+    pulse.look(33.0, stopped=False)
+    assert not pulse.is_stopped and pulse.stopped_s(40.0) == 22.0 and not pulse.hang_reason(34.0)
+    pulse.stepped(41.0, 5, 1.0)
+    assert pulse.stopped_s(41.0) == 0.0
+    pulse.look(50.0, stopped=True)
+    assert pulse.stopped_s(56.0) == 6.0, "a second stop counts from its own beginning"
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Any:
+    """A supervisor with one rank, of which it is told that its process was stopped for so many seconds."""
+
+    def watch(stopped_s: float) -> tuple[Supervisor, RankState, list[Any]]:
+        events: list[Any] = []
+        supervisor = Supervisor(
+            cast(Any, None), cast(Any, SimpleNamespace()), cast(Any, None),
+            on_event=lambda key, event: events.append(event), on_exit=lambda *_: None,
+        )  # fmt: skip
+        now = time.monotonic()
+        record = RankRecord(ProcessIdentity(2**22, 1.0), str(tmp_path / "s"), str(tmp_path / "log"), 1, 2, "origin")
+        state = RankState(record, RankPulse(now - 60.0), 1, 2)
+        state.pulse.look(now - stopped_s, stopped=True)
+        return supervisor, state, events
+
+    return watch
+
+
+@pytest.mark.parametrize("kind", ["failed", "stage"])
+def test_a_rank_that_misses_others_after_it_was_stopped_is_the_one_that_they_have_missed(
+    watched: Any, kind: str
+) -> None:
+    supervisor, state, events = watched(21.0)
+    event = Failed(reason=MISSES)
+    if kind == "stage":
+        event = StageReport(handoff_id=UUID(int=1), generation=1, rank=2, stage=RankStage.BROKEN, reason=MISSES)
+    supervisor._take_event(KEY, state, event)
+    assert state.reason == events[0].reason
+    assert state.reason.cause == FailureCause(FailedPart.RANK) and state.reason.rank == 2
+    assert state.reason.text == (
+        "its process was stopped for 21 s, by a signal or a debugger; then it reported: "
+        "rank 2, training: no answer from a peer"
+    )
+
+
+@pytest.mark.parametrize(("stopped_s", "reason"), [(STOPPED_LEAST_S - 1.0, MISSES), (21.0, KILLED)])
+def test_a_short_stop_and_a_peer_whose_end_is_known_change_no_reason(
+    watched: Any, stopped_s: float, reason: Reason
+) -> None:
+    supervisor, state, events = watched(stopped_s)
+    supervisor._take_event(KEY, state, Failed(reason=reason))
+    assert state.reason == events[0].reason == reason
+
+
+def test_a_step_after_the_stop_clears_it(watched: Any) -> None:
+    supervisor, state, _ = watched(21.0)
+    state.pulse.look(time.monotonic() - 1.0, stopped=False)
+    supervisor._take_event(KEY, state, StepReport(generation=1, step=5, seconds=0.1))
+    supervisor._take_event(KEY, state, Failed(reason=MISSES))
+    assert state.reason == MISSES
+
+
+def test_while_it_is_stopped_that_is_the_reason_which_is_shown(watched: Any) -> None:
+    _, state, _ = watched(21.0)
+    assert state.shown_reason is None
+    state.hang_reason = state.pulse.hang_reason(time.monotonic())
+    assert state.shown_reason == Reason(state.hang_reason, STOPPED, 2)
+    state.pulse.look(time.monotonic(), stopped=False)
+    assert state.shown_reason == Reason(state.hang_reason, "training", 2)
