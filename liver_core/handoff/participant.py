@@ -130,7 +130,9 @@ class Participant(RecordKeeper):
                     return self._end(Stage.LEFT, self._because("permit", "this member is not in the target world"), now)
                 permitted = replace(promise, phase=Phase.PERMIT)
                 self.state, self._tag_heard = ParticipantState.PERMITTED, False
-                return (self._persist(promise=permitted), self._set_tag(permitted), self._report(now))
+                assert self.record.order is not None
+                persist = self._persist(promise=permitted, order=replace(self.record.order, phase=Phase.PERMIT))
+                return (persist, self._set_tag(permitted), self._report(now))
             case Phase.WITHDRAW if order.plan_revision == promise.plan_revision:
                 return self._withdraw(promise, now)
             case Phase.RETIRE if self.state is ParticipantState.ACTIVE:
@@ -464,7 +466,7 @@ class Participant(RecordKeeper):
         nothing_built = self.record.active is not None or self.member not in order.target.members
         if not order.takes_over and promise.phase is Phase.PREPARE and nothing_built:
             return self._stopped(now)
-        stage = Stage.ABORTED if promise.phase is Phase.PREPARE else Stage.BROKEN
+        stage = Stage.BROKEN if Phase.PERMIT in (promise.phase, order.phase) else Stage.ABORTED
         return self._lose_rank(stage, reason, now, decision=self.record.decision)
 
     def _stopped(self, now: float) -> Effects:

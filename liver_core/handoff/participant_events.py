@@ -139,7 +139,8 @@ class ParticipantRecord:
     """All that must survive a restart of the agent.
 
     `active` is the world that this member's rank steps in, None when it runs no rank. `promise` and the `order` behind
-    it stand until the handoff has ended here; `decision` and `reason` belong to it. At most ENDED_MAX `ended` are kept.
+    it stand until the handoff has ended here; `decision` and `reason` belong to it. The phase of `order` is PERMIT once
+    this revision had permission, also where the promise has gone on from there. At most ENDED_MAX `ended` are kept.
     `replaced`: why the rank is being ended for a start of the service, `start`: what it is to start after that, if any.
     """
 

@@ -127,7 +127,7 @@ class SimAgent:
         match effect:
             case Persist(record=record):
                 self.journal = record
-                sim.truth.persisted(self.member, record)
+                sim.truth.persisted(self.member, record, self.rank)
             case SendReport(to=to, report=report):
                 sim.truth.report_spoken(report, self.journal, self.rank)
                 sim.network.send(self.name, to, sim.hosts[to].receive, report)

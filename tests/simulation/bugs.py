@@ -287,6 +287,16 @@ class StepsInTheSourceWhenLate(Cutover):
         return self._decide(Decision.NO_GO, 0.0)
 
 
+class TakesAnAbortForABoundary(Participant):
+    """A rank that ended while its agent was away may have met a boundary wherever more than prepare was heard of."""
+
+    def _died_unwatched(self, reason: Reason, now: float) -> tuple[ParticipantEffect, ...]:
+        promise = self.record.promise
+        if promise is not None and promise.phase is Phase.ABORT:
+            return self._lose_rank(Stage.BROKEN, reason, now, decision=self.record.decision)
+        return super()._died_unwatched(reason, now)
+
+
 class StartsBesideTheOlderRank(Participant):
     """The rank of a start begins while that of the older world is still told to end."""
 
@@ -442,6 +452,7 @@ MORE = {
     "next rung taken in silence": Bug(Machines(participant=FallsSilently)),
     "ladder forgets what streaming needs": Bug(patches=((ladder, "stream_estimate", _always_converges),)),
     "permission before all are ready": Bug(patches=((Tally, "all_ready", _most_are_ready),)),
+    "broken without permission": Bug(Machines(participant=TakesAnAbortForABoundary), first_seed=1300),
     "start taken twice": Bug(patches=((participant, "is_new_start", _any_start_of_mine),)),
     "start numbered like the one before": Bug(patches=((generations, "next_start", _the_same_again),)),
     "given-up rank forgotten on restart": Bug(Machines(participant=ForgetsWhatItGivesUp)),

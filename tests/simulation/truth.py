@@ -64,6 +64,8 @@ class Truth:
         self.fences: dict[Member, int] = {}  # member -> the newest start that its agent has heard of
         self.giving_up: dict[Member, bool] = {}  # member -> whether its disk says that its rank is being ended
         self.rank_started: set[tuple[Member, int]] = set()
+        self.permitted: set[tuple[Member, str]] = set()  # a participant, and a handoff for which it had permission
+        self.ended_here: set[tuple[Member, str]] = set()  # a participant, and a handoff that is over for it
 
     def value(self, version: int) -> int:
         """The one correct state at a version."""
@@ -111,9 +113,19 @@ class Truth:
         """An agent has heard that the service has started `generation`, and has carried out what follows."""
         self.fences[member] = max(self.fences.get(member, 0), generation)
 
-    def persisted(self, member: Member, record: ParticipantRecord) -> None:
-        """A participant has written its record."""
+    def persisted(self, member: Member, record: ParticipantRecord, rank: SimRank | None) -> None:
+        """A participant has written its record. What had no permission cannot have met a boundary: it is not broken,
+        unless its rank says so."""
         self.giving_up[member] = record.replaced is not None
+        if record.promise is not None and record.promise.phase is Phase.PERMIT:
+            self.permitted.add((member, record.promise.handoff_id))
+        for ended in record.ended[-1:]:
+            is_news = (member, ended.handoff_id) not in self.ended_here
+            self.ended_here.add((member, ended.handoff_id))
+            said_so = rank is not None and rank.stage is RankStage.BROKEN
+            may_be_broken = said_so or (member, ended.handoff_id) in self.permitted
+            if is_news and ended.stage is Stage.BROKEN and not may_be_broken:
+                raise Violation(f"broken without permission: {ended.handoff_id} on {member}")
 
     def rank_starts(self, member: Member, generation: int, journal: ParticipantRecord) -> None:
         """A process of the start is made."""

@@ -445,11 +445,32 @@ def test_a_restarted_agent_goes_on_where_its_rank_truly_is(state, said, then, ex
 
 @pytest.mark.parametrize(
     ("state", "stage"),
-    [(ParticipantState.PREPARING, Stage.ABORTED), (ParticipantState.PERMITTED, Stage.BROKEN)],
+    [
+        (ParticipantState.PREPARING, Stage.ABORTED),
+        (ParticipantState.ABORTING, Stage.ABORTED),
+        (ParticipantState.PERMITTED, Stage.BROKEN),
+        (ParticipantState.WITHDRAWING, Stage.BROKEN),
+    ],
 )
-def test_a_rank_that_ended_while_the_agent_was_away_is_told_by_how_far_it_may_have_come(state, stage):
-    (report,) = reports_in(restored(state).handle(RankDied(WHY), NOW))
+@pytest.mark.parametrize("member", [A, C])
+def test_a_rank_that_ended_while_the_agent_was_away_is_told_by_how_far_it_may_have_come(state, stage, member):
+    (report,) = reports_in(restored(state, member).handle(RankDied(WHY), NOW))
     assert report.stage is stage
+
+
+def test_an_abort_does_not_forget_that_there_was_permission_and_a_newer_revision_does():
+    permitted = participant_in(ParticipantState.PERMITTED, C)
+    take(permitted, order(Phase.ABORT))
+    withdrawn = participant_in(ParticipantState.WITHDRAWING, C)
+    withdrawn.handle(rank_says(RankStage.PREPARED), NOW)
+    take(withdrawn, order(plan_revision=2))
+    take(withdrawn, order(Phase.ABORT, plan_revision=2))
+    for before, stage in ((permitted, Stage.BROKEN), (withdrawn, Stage.ABORTED)):
+        assert before.state is ParticipantState.ABORTING
+        machine = participant(C, before.record)
+        machine.start(NOW)
+        (report,) = reports_in(machine.handle(RankDied(WHY), NOW))
+        assert report.stage is stage
 
 
 def test_a_rank_that_trains_in_the_target_world_is_active_if_it_had_permission():
