@@ -223,6 +223,8 @@ class Supervisor:
                 state.pulse.step = event.step
                 state.handoff_id = str(event.handoff_id or "")
                 state.pulse.beat(now)
+            case StageReport() if state.stage is RankStage.FAILED:
+                state.reason = state.reason or event.reason  # Nothing that comes after its end is news of it.
             case StageReport():
                 state.stage, state.reason = event.stage, event.reason
                 state.handoff_id = str(event.handoff_id)

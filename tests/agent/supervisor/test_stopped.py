@@ -109,6 +109,18 @@ def test_a_short_stop_and_a_peer_whose_end_is_known_change_no_reason(
     assert state.reason == events[0].reason == reason
 
 
+def test_what_a_rank_said_of_its_end_stays_its_reason_whatever_comes_after_it(watched: Any) -> None:
+    supervisor, state, _ = watched(0.0)
+    supervisor._take_event(KEY, state, Failed(reason=MISSES))
+    late = StageReport(handoff_id=UUID(int=1), generation=2, rank=2, stage=RankStage.PREPARED)
+    supervisor._take_event(KEY, state, late)
+    assert (state.stage, state.reason) == (RankStage.FAILED, MISSES)
+    state.reason = None
+    told = late.model_copy(update={"stage": RankStage.ABORTED, "reason": KILLED})
+    supervisor._take_event(KEY, state, told)
+    assert state.reason == KILLED, "an agent that was away hears of the end first, and then why"
+
+
 def test_a_step_after_the_stop_clears_it(watched: Any) -> None:
     supervisor, state, _ = watched(21.0)
     state.pulse.look(time.monotonic() - 1.0, stopped=False)
