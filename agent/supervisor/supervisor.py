@@ -127,14 +127,16 @@ class Supervisor:
         return link is not None and await link.send(command)
 
     async def stop(self, key: SlotKey, reason: str, grace_s: float) -> None:
-        """Ask the rank to stop. If it still runs after `grace_s`, terminate it, then kill it."""
+        """Ask the rank to stop. If it still runs after `grace_s`, terminate it, then kill it. A process that is stopped
+        is killed at once: it would terminate when it goes on."""
         state = self._states.get(key)
         if state is None:
             return
         ended = self._ended[key]
         if grace_s > 0 and await self.send(key, Stop(reason=fitting(reason))) and await _happens(ended, grace_s):
             return
-        for number, wait_s in ((signal.SIGTERM, TERMINATE_S), (signal.SIGKILL, KILL_S)):
+        harder = ((signal.SIGTERM, TERMINATE_S), (signal.SIGKILL, KILL_S))
+        for number, wait_s in harder[is_stopped(state.record.process) :]:
             send_signal(state.record.process, number)
             if await _happens(ended, wait_s):
                 return
