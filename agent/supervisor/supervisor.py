@@ -149,12 +149,9 @@ class Supervisor:
         """The ranks that hang since the last call, and why. Call about once a second."""
         found: list[tuple[SlotKey, str]] = []
         for key, state in self._states.items():
-            now = time.monotonic()
-            state.pulse.look(now, stopped=is_stopped(state.record.process))
-            reason = state.pulse.hang_reason(now)
-            if reason and not state.hang_reason:
-                found.append((key, reason))
-            state.hang_reason = reason
+            is_news = state.look(time.monotonic(), stopped=is_stopped(state.record.process))
+            if is_news and state.hang is not None:
+                found.append((key, state.hang.text))
         return tuple(found)
 
     async def close(self) -> None:
