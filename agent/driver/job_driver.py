@@ -161,7 +161,8 @@ class JobDriver:
 
     def take_rank_event(self, slot: int, event: RankEvent) -> None:
         """A rank of this node said something."""
-        self.post(lambda: self._take_rank_event(slot, event))
+        state = self._host.state(slot)  # Its process may have ended when the event has its turn.
+        self.post(lambda: self._take_rank_event(slot, event, state))
 
     def take_rank_exit(self, slot: int, reason: Reason, state: RankState) -> None:
         """A rank process of this node ended."""
@@ -292,7 +293,7 @@ class JobDriver:
             case FactsBody() as facts:
                 return self.relay.work_of(facts)
 
-    async def _take_rank_event(self, slot: int, event: RankEvent) -> None:
+    async def _take_rank_event(self, slot: int, event: RankEvent, state: RankState | None) -> None:
         match event:
             case Hello():
                 self._leases.renew_now()
@@ -309,9 +310,9 @@ class JobDriver:
                 self._take_step(event)
                 self.lead.mirrors.take_step(event.generation, event.step)
             case Checkpointed():
-                self._take_checkpoint(slot, event)
+                self._take_checkpoint(slot, event, state)
             case Finished():
-                self._take_finished(slot, event)
+                self._take_finished(slot, event, state)
             case _:
                 self._node.sync_soon()
 
@@ -376,13 +377,12 @@ class JobDriver:
         self._last_row = row
         self._node.outbox.put_step(row)
 
-    def _take_checkpoint(self, slot: int, event: Checkpointed) -> None:
-        state = self._host.state(slot)
+    def _take_checkpoint(self, slot: int, event: Checkpointed, state: RankState | None) -> None:
         self._checkpoint_step = event.step
         self._node.outbox.put_checkpoint(
             CheckpointFact(
                 job_id=self.job_id,
-                generation=state.generation if state is not None else 1,
+                generation=self.slots.world_of(slot, state),
                 step=event.step,
                 path=event.path,
                 finished_utc=utc(self._node.now()),
@@ -393,13 +393,13 @@ class JobDriver:
         )
         self._node.sync_soon()
 
-    def _take_finished(self, slot: int, event: Finished) -> None:
+    def _take_finished(self, slot: int, event: Finished, state: RankState | None) -> None:
         self._finished.add(slot)
-        running = {number for number, state in self._host.states().items() if state.stage is not RankStage.FINISHED}
-        state = self._host.state(slot)
+        running = {number for number, each in self._host.states().items() if each.stage is not RankStage.FINISHED}
         if state is not None and (event.failed is not None or not running - self._finished):
+            world = self.slots.world_of(slot, state)
             self._node.outbox.put_finished(
-                JobFinished(job_id=self.job_id, generation=state.generation, step=event.step, failed=event.failed)
+                JobFinished(job_id=self.job_id, generation=world, step=event.step, failed=event.failed)
             )
         self._node.sync_soon()
 

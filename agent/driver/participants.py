@@ -16,7 +16,7 @@ from agent.driver.rank_host import Launch, RankHost
 from agent.journal import Table
 from agent.protocol.jobfile import JobFile
 from agent.protocol.rank import Abort, Hello, Permit, Prepare, Retire, StageReport, Withdraw
-from agent.supervisor.records import SlotKey
+from agent.supervisor.records import RankState, SlotKey
 from liver_core.handoff import Decision, HandoffId, Order, Participant, ParticipantRecord, RankStage, Reason, Report
 from liver_core.handoff.participant import ParticipantState
 from liver_core.handoff.participant_events import (
@@ -107,6 +107,13 @@ class JobSlots:
     def memory(self, slot: int) -> SlotMemory:
         """Record, origin and store of a slot."""
         return self._memories.get(slot, SlotMemory())
+
+    def world_of(self, slot: int, state: RankState | None) -> int:
+        """The generation that a rank of this slot is in, or was in when its process ended while no agent was there."""
+        active = self.memory(slot).record.active
+        if state is not None and (state.hello_received or active is None):
+            return state.generation
+        return 1 if active is None else active.generation
 
     def memories(self) -> Iterator[SlotMemory]:
         """Of all slots."""

@@ -28,6 +28,8 @@ from liver_core.layout.limits import (
 
 Pid = Annotated[int, Bound(ge=1, le=COUNT_MAX)]
 LINE_BYTES_MAX = 4 * 1024 * 1024
+UNTOLD = "no agent is there to be told: "
+"""Begins a line of a rank's log. The rest is a fact that its process ends with, for the agent that comes next."""
 
 
 class Prepare(Message):
@@ -190,6 +192,8 @@ RankCommand = Annotated[
 RankEvent = Annotated[
     Hello | StageReport | StepReport | Checkpointed | Finished | Failed | MetricsReport, Field(discriminator="type")
 ]
+FACTS = (Checkpointed, Finished, Failed)
+"""What stays true once it was said, and must reach the service whichever agent hears it."""
 _COMMANDS: TypeAdapter[RankCommand] = TypeAdapter(RankCommand)
 _EVENTS: TypeAdapter[RankEvent] = TypeAdapter(RankEvent)
 

@@ -19,7 +19,7 @@ from agent.protocol.rank import Failed, Finished, Hello, RankEvent, StageReport,
 from agent.protocol.secret_values import NO_SECRETS, SecretPlaces, environment_of
 from agent.protocol.values import Message
 from agent.protocol.worker import RankSpec
-from agent.supervisor.logs import read_last_line
+from agent.supervisor.logs import read_last_line, read_untold
 from agent.supervisor.process import ProcessIdentity, is_stopped, open_pidfd, send_signal
 from agent.supervisor.rank_link import RankLink
 from agent.supervisor.records import RankRecord, RankState, SlotKey
@@ -192,6 +192,8 @@ class Supervisor:
         finally:
             link.cancel()
             await asyncio.gather(link, return_exceptions=True)
+        for event in await asyncio.to_thread(read_untold, Path(state.record.log_path)):
+            self._take_event(key, state, event)
         code = await self._exit_code(state.record.process)
         last_line = ""
         if code and state.reason is None:

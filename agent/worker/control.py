@@ -1,8 +1,8 @@
 """The rank's side of the link to its agent: a unix socket that listens already, one JSON object per line.
 
 The newest connection is the agent. Messages wait in a bounded queue until a thread has sent them, so a slow agent slows
-no step. Each agent that connects gets the latest stage of every handoff first. The reader's thread takes commands; it
-only leaves them for the loop.
+no step. Each agent that connects gets the latest stage of every handoff first, and the latest facts. The reader's
+thread takes commands; it only leaves them for the loop.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from pydantic import ValidationError
 
-from agent.protocol.rank import LINE_BYTES_MAX, Hello, RankCommand, StageReport, decode_command, encode_line
+from agent.protocol.rank import FACTS, LINE_BYTES_MAX, Hello, RankCommand, StageReport, decode_command, encode_line
 from agent.protocol.values import Message
 
 _WAITING_MAX = 4_096
@@ -44,6 +44,7 @@ class ControlSocket:
         self._sending = False
         self._waiting: deque[Message] = deque(maxlen=_WAITING_MAX)
         self._stages: OrderedDict[str, StageReport] = OrderedDict()
+        self._facts: dict[type[Message], Message] = {}
 
     def start(self) -> None:
         """Accept agents from now on."""
@@ -59,8 +60,15 @@ class ControlSocket:
                 self._stages.move_to_end(key)
                 while len(self._stages) > _STAGES_MAX:
                     self._stages.popitem(last=False)
+            if isinstance(message, FACTS):
+                self._facts[type(message)] = message
             self._waiting.append(message)
             self._changed.notify_all()
+
+    def untold(self) -> tuple[Message, ...]:
+        """The latest fact of each kind, if no agent is there: the last one may have ended before it passed them on."""
+        with self._changed:
+            return tuple(self._facts.values()) if self._agent is None else ()
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until the agent has been sent everything, while there is one. False if something is left."""
@@ -92,13 +100,14 @@ class ControlSocket:
                 self._changed.notify_all()
 
     def _next(self) -> list[Message]:
-        """With the lock: what to send next. A new agent gets hello and the latest stage of every handoff."""
+        """With the lock: what to send next. A new agent gets hello and the latest stage of every handoff, and after
+        what waits the facts, of which the agent before it may not have told."""
         if not self._greets:
             return [self._waiting.popleft()]
         self._greets = False
         older = [message for message in self._waiting if not isinstance(message, StageReport)]
         self._waiting.clear()
-        self._waiting.extend(older)
+        self._waiting.extend((*older, *(fact for fact in self._facts.values() if fact not in older)))
         return [self._hello(), *self._stages.values()]
 
     def _disconnect(self, agent: socket.socket, unsent: list[Message]) -> None:
@@ -136,3 +145,6 @@ class ControlSocket:
                         self._changed.notify_all()
                 else:
                     self._on_command(command)
+        with self._changed:
+            if self._agent is connection:
+                self._agent = None  # It has ended.

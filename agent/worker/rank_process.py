@@ -73,6 +73,8 @@ def run(spec: dict[str, Any], control: socket.socket) -> int:
         return 1
     finally:
         worker.control.flush(_FLUSH_S)
+        for fact in worker.control.untold():
+            log(f"{rank.UNTOLD}{fact.model_dump_json()}")
         time.sleep(0.2)  # The last lines are on their way to the agent; the process exit would cut them off.
 
 

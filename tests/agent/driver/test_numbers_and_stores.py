@@ -9,8 +9,11 @@ import pytest
 
 from agent.driver.job_driver import JobDriver
 from agent.driver.lifecycle import Births
+from agent.protocol.rank import Checkpointed
 from agent.protocol.sync import JobOrder
-from agent.supervisor.records import StoreKey
+from agent.supervisor.process import ProcessIdentity
+from agent.supervisor.records import RankRecord, RankState, StoreKey
+from agent.supervisor.watchdog import RankPulse
 from liver_core.handoff import ParticipantRecord, StoreAddress
 from tests.agent.driver.lead_scene import ACTIVE, FOUR
 from tests.agent.driver.test_notice_response import Scene
@@ -59,3 +62,27 @@ def test_one_node_hosts_the_store_of_a_start_whatever_each_agent_has_heard_of_no
 
     asyncio.run(run())
     assert hosts == [told or "a"]
+
+
+@pytest.mark.parametrize(("said_hello", "world"), [(False, 6), (True, 2)])
+def test_a_checkpoint_is_of_the_world_in_which_its_rank_ended_whether_or_not_an_agent_was_there(
+    order: JobOrder, said_hello: bool, world: int
+) -> None:
+    """The journal's record of a process names the world that it was started for; it may have been handed on since."""
+    scene = Scene(order, "d")
+    facts: list[Any] = []
+    cast(Any, scene.node).outbox = SimpleNamespace(put_checkpoint=facts.append)
+    job = JobDriver(scene.node, JOB_ID)
+    active = SimpleNamespace(active=SimpleNamespace(generation=6))
+    job.slots.memory = cast(Any, lambda slot: SimpleNamespace(record=active))
+    record = RankRecord(ProcessIdentity(7, 1.0), "socket", "log", 2, 3, "origin")
+    state = RankState(record, RankPulse(0.0), 2, 3, hello_received=said_hello)
+    job._host.state = cast(Any, lambda slot: state)
+    job.take_rank_event(0, Checkpointed(path="/checkpoints/7", step=7))
+    job._host.state = cast(Any, lambda slot: None)
+
+    async def turn() -> None:
+        await job._inbox.get_nowait()()
+
+    asyncio.run(turn())
+    assert [(fact.generation, fact.step) for fact in facts] == [(world, 7)]

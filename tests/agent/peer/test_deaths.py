@@ -169,7 +169,7 @@ def test_a_rank_that_says_itself_that_it_is_broken_is_dead_for_the_others_before
     job.slots._add(0, ParticipantRecord(active=source, highest_generation=2, order=order, promise=promise))
     job.slots.participants[0].state = ParticipantState.CUTTING_OVER
     said = StageReport(handoff_id=HANDOFF, generation=2, rank=3, stage=RankStage.BROKEN, reason=reason)
-    asyncio.run(job._take_rank_event(0, said))
+    asyncio.run(job._take_rank_event(0, said, None))
     bodies = [(envelope.receiver, envelope.body) for _, envelope in scene.peers.sent]
     deaths = [(to, body.death) for to, body in bodies if isinstance(body, DeathBody)]
     assert {(to, death.generation) for to, death in deaths} == {(to, world) for to in "abc" for world in (1, 2)}

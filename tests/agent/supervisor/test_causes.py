@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from agent.protocol.rank import UNTOLD, Checkpointed
 from agent.supervisor.process import ProcessIdentity
 from agent.supervisor.records import RankRecord, SlotKey
 from agent.supervisor.supervisor import Supervisor
@@ -42,3 +43,24 @@ def test_a_rank_that_ends_since_another_died_ends_as_one_that_missed_it(
 
     cause = asyncio.run(run()).cause
     assert cause is not None and cause.what is what and cause.signal is None
+
+
+def test_what_a_rank_said_at_its_end_to_no_agent_is_heard_before_that_it_has_ended(tmp_path: Path) -> None:
+    saved = Checkpointed(path="/checkpoints/7", step=7)
+    (tmp_path / "log").write_text(f"{UNTOLD}{saved.model_dump_json()}\nbye\n")
+    heard: list[Any] = []
+
+    async def run() -> None:
+        supervisor = Supervisor(
+            cast(Any, None),
+            cast(Any, SimpleNamespace(delete=lambda *_: None)),
+            cast(Any, None),
+            on_event=lambda key, event: heard.append((event, key in supervisor.states)),
+            on_exit=lambda *_: heard.append("exit"),
+        )
+        key = SlotKey("job", 0)
+        supervisor._watch(key, RankRecord(ENDED, str(tmp_path / "socket"), str(tmp_path / "log"), 2, 2, "origin"))
+        await supervisor._tasks[key]
+
+    asyncio.run(run())
+    assert heard == [(saved, True), "exit"]

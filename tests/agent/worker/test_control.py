@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,7 @@ from uuid import UUID
 
 import pytest
 
-from agent.protocol.rank import Hello, StageReport, StepReport
+from agent.protocol.rank import Checkpointed, Finished, Hello, StageReport, StepReport
 from agent.supervisor.zygote import listen
 from agent.worker.control import ControlSocket
 from liver_core.handoff.messages import RankStage
@@ -98,3 +99,40 @@ def test_what_is_said_while_there_is_no_agent_waits_for_one(control: ControlSock
     with connect(control) as agent:
         kinds = [line["type"] for line in lines(agent, 1)]
     assert kinds == ["hello", "stage", "step"], "a stage is said once"
+
+
+def saved(step: int) -> Checkpointed:
+    return Checkpointed(path=f"/checkpoints/{step}", step=step)
+
+
+def test_facts_are_told_again_to_each_agent_since_the_one_before_it_may_not_have_passed_them_on(control: ControlSocket):
+    with connect(control) as agent:
+        control.say(saved(5))
+        control.say(saved(7))
+        control.say(step(8))
+        lines(agent, 8)
+    with connect(control) as agent, agent.makefile("rb") as stream:
+        again = [json.loads(stream.readline()) for _ in range(2)]
+    assert [(line["type"], line["step"]) for line in again] == [("hello", 0), ("checkpointed", 7)]
+
+
+def test_a_fact_that_waits_for_an_agent_is_told_once_in_its_place(control: ControlSocket):
+    for message in (saved(5), step(6), saved(7), step(8)):
+        control.say(message)
+    with connect(control) as agent:
+        told = [(line["type"], line["step"]) for line in lines(agent, 8)]
+    assert told == [("hello", 0), ("checkpointed", 5), ("step", 6), ("checkpointed", 7), ("step", 8)]
+
+
+def test_what_a_rank_ends_with_is_untold_while_no_agent_is_there(control: ControlSocket):
+    with connect(control) as agent:
+        control.say(saved(7))
+        control.say(step(8))
+        lines(agent, 8)
+        assert control.untold() == ()
+    done = Finished(step=8)
+    control.say(done)
+    until = time.monotonic() + 10.0
+    while not control.untold() and time.monotonic() < until:
+        threading.Event().wait(0.01)
+    assert control.untold() == (saved(7), done), "also what was sent to an agent that is gone"
