@@ -27,6 +27,14 @@ def serve(
         Path | None, typer.Option(help="Serve HTTPS with this certificate chain (PEM).", metavar="FILE")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(help="The certificate's key (PEM).", metavar="FILE")] = None,
+    trusted_proxies: Annotated[
+        str | None,
+        typer.Option(
+            help="Addresses or networks, with commas between them, of proxies whose X-Forwarded-For and "
+            "X-Forwarded-Proto are believed. [default: none]",
+            metavar="LIST",
+        ),
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error. [default: info]", metavar="LEVEL")
     ] = None,
@@ -44,7 +52,8 @@ def serve(
     from service.settings import ServiceSettings
 
     given: dict[str, Any] = {"host": host, "port": port, "data_dir": data_dir}
-    given |= {"tls_certificate": tls_certificate, "tls_key": tls_key, "log_level": log_level}
+    given |= {"tls_certificate": tls_certificate, "tls_key": tls_key, "trusted_proxies": trusted_proxies}
+    given |= {"log_level": log_level}
     try:
         settings = ServiceSettings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
