@@ -83,7 +83,8 @@ _log = logging.getLogger(__name__)
 
 class Lead:
     """`send_order` takes an order to a member; `post` runs something later in the job's own task; `uses_store` hears of
-    the generation whose store a handoff needs."""
+    the generation whose store a handoff needs; `seen`: the highest number that the ranks of this node have seen used,
+    by whichever lead."""
 
     def __init__(
         self,
@@ -94,6 +95,7 @@ class Lead:
         post: Callable[[Callable[[], Awaitable[None]]], None],
         pulse: Callable[[], Pulse],
         uses_store: Callable[[int], None] = lambda generation: None,
+        seen: Callable[[], int] = lambda: 0,
     ) -> None:
         self.mirrors = Mirrors(node)
         self.status = self._said = ""
@@ -104,6 +106,7 @@ class Lead:
         self._post = post
         self._pulse = pulse
         self._uses_store = uses_store
+        self._seen = seen
         self._proposer = self._new_proposer(ProposerRecord())
         self._opening: tuple[Intent, asyncio.Task[None]] | None = None
         self._no_plan_since: float | None = None
@@ -134,8 +137,11 @@ class Lead:
 
     def next_generation(self, order: JobOrder, active: Roster) -> int | None:
         """The number of the next handoff, if one can be opened."""
-        number = next_number(self._proposer.record.highest_generation, order, active)
+        number = next_number(self._used(), order, active)
         return None if isinstance(number, str) else number
+
+    def _used(self) -> int:
+        return max(self._proposer.record.highest_generation, self._seen())
 
     @property
     def open_id(self) -> str:
@@ -355,7 +361,7 @@ class Lead:
             self._say(f"{refusal}: {choice.reason}", about=f"{refusal} {order.generation} {choice.rung}")
             return self.status
         intent = on_rung(wanted, choice, inputs, now=self._node.now(), costs=costs)
-        generation = next_number(self._proposer.record.highest_generation, order, wanted.source)
+        generation = next_number(self._used(), order, wanted.source)
         if isinstance(generation, str):
             self._say(generation)
             return generation

@@ -11,7 +11,7 @@ from liver_core.layout import Member
 from liver_core.layout.limits import fitting
 from service.handoffs.older_worlds import OLDER_MAY_STEP, starting_words, wait_of, waits_s
 from service.handoffs.rules import Declined, OpenHandoff
-from service.jobs.causes import FIRST_CAUSE_WITHIN_S, FailedPart, FirstCause, first_of, node_behind, rank_behind
+from service.jobs.causes import FIRST_CAUSE_WITHIN_S, FailedPart, FirstCause, away_of, behind, first_of, ran_out
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.tables import JobState, SourceKind
 from service.planner.inputs import PlannerDecision, PlannerVerdict, World
@@ -258,14 +258,14 @@ def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
         # A rank that only misses its peers knows less than the one that failed, or its agent.
         known = first_of(error.cause for error in view.errors)
         shown = next(error.shown for error in view.errors if error.cause == known)
-        complain = {error.node for error in view.errors}
-        away = [node for node in _needed(view, (*view.gone, *view.silent)) if node not in complain]
-        cause = node_behind(known, away)
-        if cause != known:
-            return Loss(f"{away[0]} is not heard; {shown}", cause)
-        cause = rank_behind(known, view.unharmed)
+        due = ran_out(((item.node_id, item.deadline_at) for item in view.leaving), view.now)
+        silent, overdue = _needed(view, (*view.gone, *view.silent)), _needed(view, view.unheard)
+        away = away_of(silent, overdue, due, {error.node for error in view.errors})
+        cause = behind(known, away, view.unharmed)
         if cause is not None and cause != known:
-            return Loss(f"rank {cause.rank} on node {cause.node} stands still; {shown}", cause)
+            stands = cause.what is FailedPart.RANK
+            who = f"rank {cause.rank} on node {cause.node} stands still" if stands else f"{cause.node} is not heard"
+            return Loss(f"{who}; {shown}", cause)
         if cause is not None and cause.is_felt and away:
             return Loss(f"{', '.join(away[:8])} are not heard; {shown}", cause)
         return Loss(shown, cause)
