@@ -15,6 +15,7 @@ EXAMPLE = "Example: liver serve --port 8470 --data-dir ./liver-data"
 
 
 def serve(
+    *,
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
     port: Annotated[
         int | None, typer.Option(min=0, max=65_535, help="Port to listen on; 0 takes a free one. [default: 8470]")
