@@ -66,7 +66,7 @@ class Births:
         follows = isinstance(order.source, SourceHandoff)
         started = first_of(order.generation) if follows else order.generation
         if await self._slots.give_up(started):
-            await self._lead.cancel(Reason(f"generation {started} starts afresh", "cancel"))
+            await self._lead.give_way(started)
         if follows:
             return
         store = await self._store_for(order, roster)

@@ -38,7 +38,8 @@ def test_one_node_hosts_the_store_of_a_start_whatever_each_agent_has_heard_of_no
 ) -> None:
     hosts: list[str] = []
     start = order.model_copy(update={"lead_order": lead_order, "store_node": told, "store": None})
-    assert start.roster is not None
+    roster = start.roster
+    assert roster is not None
 
     async def ask(node_id: str) -> None:
         async def host(key: StoreKey, address: str) -> StoreAddress:
@@ -50,7 +51,7 @@ def test_one_node_hosts_the_store_of_a_start_whatever_each_agent_has_heard_of_no
         memory = SimpleNamespace(record=ParticipantRecord())
         slots = SimpleNamespace(memory=lambda slot: memory)
         births = Births(cast(Any, node), JOB_ID, cast(Any, slots), cast(Any, None), cast(Any, None))
-        await births._store_for(start, start.roster)
+        await births._store_for(start, roster)
 
     async def run() -> None:
         for node_id in FOUR:
