@@ -7,9 +7,10 @@ shift nothing. It is checked, so that a mistake is named, but no secret: a made-
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlencode
 from uuid import UUID
@@ -27,6 +28,9 @@ from service.problems import invalid
 CURSOR_CHARS_MAX = 1_000
 BATCH_ROWS = 200
 """That are read at once where a page is chosen from what rows mean."""
+ROWS_AT_ONCE = 500
+"""Of a page of many short rows, so many are read, and written as JSON, at a time: neither lets another thread have the
+interpreter before it is done."""
 _TYPES: dict[type, Any] = {datetime: Utc, str: Text, int: Annotated[int, Bound(ge=-(2**63), le=2**63 - 1)], UUID: UUID}
 _RULE = "must be the one in the Link header of the page before, with the same filters"
 T = TypeVar("T")
@@ -51,11 +55,22 @@ class Pages:
             session.scalars(statement.order_by(*(column.desc() for column in key)).limit(self._most)), key
         )
 
-    def oldest(self, session: Session, statement: Select[Any], *key: InstrumentedAttribute[Any]) -> list[Any]:
-        """The same, the least `key` first."""
-        if self.cursor is not None:
-            statement = statement.where(tuple_(*key) > self._place(key))
-        return self._page(session.scalars(statement.order_by(*key).limit(self._most)), key)
+    def oldest(self, session: Session, statement: Select[Any], *key: InstrumentedAttribute[Any]) -> Iterator[Any]:
+        """The same, the least `key` first. Rows are read some at a time, as they are asked for, and the cursor is
+        announced with the last of them: whoever keeps none of many rows never makes others wait for the interpreter."""
+        statement = statement.order_by(*key)
+        behind = tuple_(*key) > self._place(key) if self.cursor is not None else None
+        left = self.limit
+        while True:
+            most = min(left, ROWS_AT_ONCE)
+            found = session.scalars((statement if behind is None else statement.where(behind)).limit(most + 1)).all()
+            rows, has_more, left = found[:most], len(found) > most, left - most
+            if has_more and not left:
+                self._announce_behind(rows[-1], key)
+            yield from rows
+            if not has_more or not left:
+                return
+            behind = tuple_(*key) > _place_of(rows[-1], key)
 
     def newest_kept(
         self,
@@ -122,7 +137,7 @@ class Pages:
             ]
         except (ValueError, TypeError, RecursionError, ValidationError):
             raise invalid(FieldProblem(field="cursor", rule=_RULE)) from None
-        return tuple_(*(literal(value, column.type) for value, column in zip(values, key, strict=True)))
+        return _as_tuple(values, key)
 
     def _check(self, written: Sequence[Any]) -> str:
         return hashlib.sha256(json.dumps([self.about, written]).encode()).hexdigest()[:16]
@@ -161,6 +176,21 @@ def paged(usual: int, most: int) -> Any:
 PagesOf = Annotated[Pages, paged(usual=100, most=1_000)]
 ManyPagesOf = Annotated[Pages, paged(usual=1_000, most=20_000)]
 """Of short rows that are many, as nodes and steps."""
+
+
+def in_batches(rows: Iterable[T]) -> Iterator[list[T]]:
+    """The rows, some at a time, as they are asked for."""
+    coming = iter(rows)
+    while batch := list(islice(coming, ROWS_AT_ONCE)):
+        yield batch
+
+
+def _place_of(row: Any, key: Columns) -> Any:
+    return _as_tuple([getattr(row, column.key) for column in key], key)
+
+
+def _as_tuple(values: Sequence[Any], key: Columns) -> Any:
+    return tuple_(*(literal(value, column.type) for value, column in zip(values, key, strict=True)))
 
 
 def _text(value: Any) -> str:

@@ -10,15 +10,17 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from ipaddress import IPv6Network
 from pathlib import Path
 
 import uvicorn
+from fastapi import FastAPI
 
 from liver_core.systemd_notify import take_service_manager
 from service.app import create_app, release
 from service.db.engine import StartError, check_data_dir
 from service.edge.timed_http import TimedH11Protocol
-from service.settings import ServiceSettings
+from service.settings import Network, ServiceSettings
 
 _log = logging.getLogger(__name__)
 STOP_S = 5
@@ -44,19 +46,7 @@ def serve(settings: ServiceSettings, *, say: Callable[[str], None] = _log.info) 
         manager = take_service_manager(os.environ)
         app = create_app(settings, manager=manager)
         host, port = listener.getsockname()[:2]
-        config = uvicorn.Config(
-            app,
-            http=TimedH11Protocol,
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            h11_max_incomplete_event_size=HEAD_BYTES_MAX,
-            timeout_graceful_shutdown=STOP_S,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            ssl_certfile=settings.tls_certificate,
-            ssl_keyfile=settings.tls_key,
-        )
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(config_of(app, settings))
         app.state.context.hub.end_streams_with(lambda: server.should_exit)
         with _ended_by_signals(server):
             url = f"{'https' if settings.tls_certificate else 'http'}://{host}:{port}"
@@ -67,6 +57,32 @@ def serve(settings: ServiceSettings, *, say: Callable[[str], None] = _log.info) 
     finally:
         sys.setswitchinterval(usual_s)
         listener.close()
+
+
+def config_of(app: FastAPI, settings: ServiceSettings) -> uvicorn.Config:
+    """How the application is served. A caller's address is that of the connection, unless a trusted proxy opened it:
+    by default uvicorn would believe whoever connects from loopback."""
+    return uvicorn.Config(
+        app,
+        http=TimedH11Protocol,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=[str(item) for network in settings.trusted_proxies for item in _as_seen(network)],
+        h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+        timeout_graceful_shutdown=STOP_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
+    )
+
+
+def _as_seen(network: Network) -> tuple[Network, ...]:
+    """The network, and how a socket that listens on `::` names those of it that connect over IPv4."""
+    if network.version == 6:
+        return (network,)
+    return network, IPv6Network(f"::ffff:{network.network_address}/{96 + network.prefixlen}")
 
 
 @contextlib.contextmanager

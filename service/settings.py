@@ -1,10 +1,32 @@
 """Everything that can be set from outside: LIVER_SERVICE_*, read once at start and never later."""
 
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+PROXIES_MAX = 100
+Network = IPv4Network | IPv6Network
+
+
+def _networks(given: Any) -> Any:
+    """A text with commas as networks; a single address is a network of one."""
+    if not isinstance(given, str):
+        return given
+    named = [item.strip() for item in given.split(",")] if given.strip() else []
+    if len(named) > PROXIES_MAX:
+        raise ValueError(f"must name at most {PROXIES_MAX} addresses and networks, not {len(named)}")
+    return tuple(map(_network, named))
+
+
+def _network(named: str) -> Network:
+    try:
+        return ip_network(named)
+    except ValueError as error:
+        rule = "must be IP addresses or networks with commas between them, such as 10.0.0.7,10.1.0.0/16"
+        raise ValueError(f"{rule}: {error}"[:400]) from None
 
 
 def _kept(days: float, what: str) -> Any:
@@ -20,6 +42,10 @@ class ServiceSettings(BaseSettings):
     port: int = Field(default=8470, ge=0, le=65_535)
     tls_certificate: Path | None = Field(default=None, description="PEM file with the chain; absent: plain HTTP")
     tls_key: Path | None = Field(default=None, description="PEM file with its key")
+    trusted_proxies: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_networks)] = Field(
+        default=(),
+        description="proxies whose X-Forwarded-For and -Proto are believed, with commas between them; absent: none's",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     data_dir: Path = Path("~/.local/share/liver")
     database_url: SecretStr | None = Field(

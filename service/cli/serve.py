@@ -15,6 +15,7 @@ EXAMPLE = "Example: liver serve --port 8470 --data-dir ./liver-data"
 
 
 def serve(
+    *,
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
     port: Annotated[
         int | None, typer.Option(min=0, max=65_535, help="Port to listen on; 0 takes a free one. [default: 8470]")
@@ -27,6 +28,14 @@ def serve(
         Path | None, typer.Option(help="Serve HTTPS with this certificate chain (PEM).", metavar="FILE")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(help="The certificate's key (PEM).", metavar="FILE")] = None,
+    trusted_proxies: Annotated[
+        str | None,
+        typer.Option(
+            help="Addresses or networks, with commas between them, of proxies whose X-Forwarded-For and "
+            "X-Forwarded-Proto are believed. [default: none]",
+            metavar="LIST",
+        ),
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error. [default: info]", metavar="LEVEL")
     ] = None,
@@ -44,7 +53,8 @@ def serve(
     from service.settings import ServiceSettings
 
     given: dict[str, Any] = {"host": host, "port": port, "data_dir": data_dir}
-    given |= {"tls_certificate": tls_certificate, "tls_key": tls_key, "log_level": log_level}
+    given |= {"tls_certificate": tls_certificate, "tls_key": tls_key, "trusted_proxies": trusted_proxies}
+    given |= {"log_level": log_level}
     try:
         settings = ServiceSettings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:

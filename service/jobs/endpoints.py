@@ -16,6 +16,7 @@ from service.audit.operations import note
 from service.context import PERSON_ONLY, Context, ContextOf, OperatorOf, SessionOf
 from service.db.wake import job_topic
 from service.edge.routes import PeoplesRoute
+from service.edge.rows import answer_with
 from service.edge.tags import PreconditionOf, version_of
 from service.handoffs.queries import list_handoffs, open_handoff
 from service.handoffs.schemas import HandoffOut
@@ -208,29 +209,33 @@ def checkpoints(session: SessionOf, job_id: JobId, pages: PagesOf) -> list[Check
     return [CheckpointOut.of(row) for row in queries.list_checkpoints(session, pages, job_id)]
 
 
-@router.get("/{job_id}/steps", operation_id="list_steps", summary="Steps of a job")
+@router.get("/{job_id}/steps", operation_id="list_steps", summary="Steps of a job", response_model=list[StepOut])
 def steps(
     session: SessionOf,
+    response: Response,
     job_id: JobId,
     pages: ManyPagesOf,
     after: Annotated[int, Query(ge=-1, le=COUNT_MAX, description="Only steps above this one.")] = -1,
-) -> list[StepOut]:
+) -> Response:
     """In the order they were made. A step repeated after a checkpoint appears once for each generation."""
     _job(session, job_id)
-    return [StepOut.of(row) for row in queries.list_steps(session, pages, job_id, after=after)]
+    rows = queries.list_steps(session, pages, job_id, after=after)
+    return answer_with(map(StepOut.of, rows), StepOut, response)
 
 
-@router.get("/{job_id}/logs", operation_id="list_logs", summary="Output of a job's ranks")
+@router.get("/{job_id}/logs", operation_id="list_logs", summary="Output of a job's ranks", response_model=list[LogOut])
 def logs(
     session: SessionOf,
+    response: Response,
     job_id: JobId,
     rank: Annotated[int | None, Query(ge=0, lt=RANKS_MAX)] = None,
     after: Annotated[int, Query(ge=0, le=COUNT_MAX, description="Only what came after this log_id.")] = 0,
     limit: Annotated[int, Query(ge=1, le=2_000)] = 200,
-) -> list[LogOut]:
+) -> Response:
     """Without `after`, the newest pieces. The service keeps a limited amount and drops the oldest output."""
     _job(session, job_id)
-    return [LogOut.of(row) for row in queries.logs_of(session, job_id, rank=rank, after=after, limit=limit)]
+    rows = queries.logs_of(session, job_id, rank=rank, after=after, limit=limit)
+    return answer_with(map(LogOut.of, rows), LogOut, response)
 
 
 async def known_job(context: ContextOf, job_id: JobId) -> str:

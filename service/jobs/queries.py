@@ -1,7 +1,7 @@
 """Reads of jobs, and collects everything that the job rule and the planner need."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from math import inf
@@ -134,8 +134,8 @@ def newest_checkpoint(session: Session, job: JobRow) -> Checkpoint | None:
     return Checkpoint(start_from, step_of(start_from)) if start_from is not None else None
 
 
-def list_steps(session: Session, pages: Pages, job_id: str, *, after: int) -> Sequence[JobStepRow]:
-    """Steps above `after` in the order they were made."""
+def list_steps(session: Session, pages: Pages, job_id: str, *, after: int) -> Iterator[JobStepRow]:
+    """Steps above `after` in the order they were made, read as they are asked for."""
     statement = select(JobStepRow).where(JobStepRow.job_id == job_id, JobStepRow.step > after)
     return pages.oldest(session, statement, JobStepRow.finished_at, JobStepRow.step, JobStepRow.generation)
 

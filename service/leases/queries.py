@@ -1,6 +1,6 @@
 """Reads of leases and prices."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from sqlalchemy import bindparam, select
@@ -39,8 +39,8 @@ def price_of(session: Session, pool: str, *, now: datetime) -> PoolPriceRow | No
     return session.scalars(prices.order_by(PoolPriceRow.effective_from.desc()).limit(1)).one_or_none()
 
 
-def current_prices(session: Session, pages: Pages, *, now: datetime) -> Sequence[PoolPriceRow]:
-    """The price of each pool at `now`, by pool."""
+def current_prices(session: Session, pages: Pages, *, now: datetime) -> Iterator[PoolPriceRow]:
+    """The price of each pool at `now`, by pool, read as they are asked for."""
     newest = (
         select(PoolPriceRow)
         .where(PoolPriceRow.effective_from <= now)

@@ -1,6 +1,6 @@
 """Reads the numbers of a job: page by page, or a few steps that stand for many."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Select, Text, cast, func, literal, select, true
@@ -20,8 +20,8 @@ class Wanted(NamedTuple):
     until: int
 
 
-def list_metrics(session: Session, pages: Pages, wanted: Wanted) -> Sequence[StepMetricsRow]:
-    """In the order of steps."""
+def list_metrics(session: Session, pages: Pages, wanted: Wanted) -> Iterator[StepMetricsRow]:
+    """In the order of steps, read as they are asked for."""
     return pages.oldest(session, _found(wanted), StepMetricsRow.step)
 
 

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -13,6 +13,7 @@ from service.clouds.queries import channels_of
 from service.context import PERSON_ONLY, ContextOf, OperatorOf, SessionOf
 from service.db.base import among
 from service.edge.routes import PeoplesRoute
+from service.edge.rows import answer_with
 from service.jobs.tables import JobMemberRow, MemberRole
 from service.nodes.queries import list_nodes
 from service.nodes.schemas import DrainIn, NodeOut
@@ -20,25 +21,28 @@ from service.nodes.tables import NodeRow, NodeState
 from service.notices.operations import drain_node, undo_drain
 from service.notices.queries import as_fact, open_notices
 from service.notices.rules import takes_node
-from service.paging import ManyPagesOf
+from service.paging import ManyPagesOf, in_batches
 from service.problems import not_found
 
 router = APIRouter(prefix="/api/v1/nodes", tags=["nodes"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
 
 
-@router.get("", operation_id="list_nodes", summary="List nodes by name")
+@router.get("", operation_id="list_nodes", summary="List nodes by name", response_model=list[NodeOut])
 def list_all(
     context: ContextOf,
     session: SessionOf,
+    response: Response,
     pages: ManyPagesOf,
     state: Annotated[
         list[NodeState] | None,
         Query(max_length=len(NodeState), description="Only in this state; may be given several times."),
     ] = None,
     pool: Annotated[ShortText | None, Query(description="Only of this pool.")] = None,
-) -> list[NodeOut]:
+) -> Response:
     """Also nodes that are gone."""
-    return describe(context, session, list_nodes(session, pages, states=state or (), pool=pool))
+    rows = list_nodes(session, pages, states=state or (), pool=pool)
+    described = (node for batch in in_batches(rows) for node in describe(context, session, batch))
+    return answer_with(described, NodeOut, response)
 
 
 @router.get("/{node_id}", operation_id="show_node", summary="Show one node")

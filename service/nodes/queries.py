@@ -1,6 +1,6 @@
 """Reads of nodes: lists of them, and for a job those that it could use."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from sqlalchemy import Select, func, select, union_all
 from sqlalchemy.orm import Session
@@ -18,8 +18,8 @@ NODES_MORE = 16
 
 def list_nodes(
     session: Session, pages: Pages, *, states: Collection[NodeState] = (), pool: str | None = None
-) -> Sequence[NodeRow]:
-    """By name. `states`: any, if empty."""
+) -> Iterator[NodeRow]:
+    """By name, read as they are asked for. `states`: any, if empty."""
     statement = select(NodeRow)
     if states:
         statement = statement.where(NodeRow.state.in_(states))

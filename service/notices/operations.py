@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, delete, func, or_, select, text
 from sqlalchemy.orm import Session
 
 from agent.protocol.notice_life import DRAIN, hear, merge, withdraw
@@ -14,10 +14,13 @@ from service.jobs.tables import JobMemberRow, MemberRole
 from service.leases.queries import open_lease
 from service.leases.tables import LeaseRow
 from service.nodes.tables import NodeRow
-from service.notices.queries import as_fact, may_count, newest_rows
-from service.notices.rules import same_loss
+from service.notices.queries import as_fact, counts, is_replaced, may_count, newest_rows
+from service.notices.rules import NOTICES_OF_LEASE_MAX, same_loss
 from service.notices.tables import NoticeRow
 from service.problems import conflict, not_found
+
+HISTORY_OF_LEASE_MAX = 256
+"""So many rows that say nothing any more are kept of a lease while it lasts."""
 
 
 class LeaseNotices:
@@ -29,6 +32,11 @@ class LeaseNotices:
         # Of the rows that were added: the number of the occurrence, or the row that begins it.
         self._first: dict[NoticeRow, NoticeRow | int] = {}
         self.added: list[NoticeRow] = []
+        self._has_replaced = False
+
+    def may_be_many(self) -> bool:
+        """Whether there may be more rows of the lease than are kept: not where each source spoke once, and few did."""
+        return self._has_replaced or len(self._newest) > NOTICES_OF_LEASE_MAX
 
     def known(self, now: datetime) -> tuple[NoticeFact, ...]:
         """What is known of every notice that may still count."""
@@ -68,6 +76,7 @@ class LeaseNotices:
             if newest is not None and is_same
             else max((self._occurrence(item) for item in same), key=self._age, default=row)
         )
+        self._has_replaced |= newest is not None
         self._newest[row.kind, row.source] = row
         self.added.append(row)
         return True
@@ -96,7 +105,9 @@ class LeaseNotices:
 def notices_of_leases(session: Session, lease_ids: Collection[int]) -> dict[int, LeaseNotices]:
     """Of each of these leases."""
     rows: dict[int, list[NoticeRow]] = {lease_id: [] for lease_id in lease_ids}
-    for row in session.scalars(newest_rows().where(NoticeRow.lease_id.in_(list(lease_ids)))) if lease_ids else ():
+    # Numbers may have changed since a row was read in this transaction, see `forget`.
+    newest = newest_rows().execution_options(populate_existing=True)
+    for row in session.scalars(newest.where(NoticeRow.lease_id.in_(list(lease_ids)))) if lease_ids else ():
         rows[row.lease_id].append(row)
     return {lease_id: LeaseNotices(found) for lease_id, found in rows.items()}
 
@@ -118,6 +129,40 @@ def store_added(session: Session, notices: Iterable[LeaseNotices]) -> None:
     for item in changed:
         item.number()
     session.flush()
+
+
+def forget(session: Session, notice: NoticeFact, *, lease_id: int) -> None:
+    """Delete what is stored of a notice that gives way to another one of its lease."""
+    _delete(session, lease_id, NoticeRow.kind == notice.kind.value, NoticeRow.source == notice.source)
+
+
+def forget_oldest(session: Session, *, lease_id: int, now: datetime) -> bool:
+    """Of the lease's rows that say nothing any more, since a later one says more or their notice is over, keep the
+    newest HISTORY_OF_LEASE_MAX. Whether some were deleted."""
+    silent = or_(is_replaced(), ~func.coalesce(counts(now), False))
+    rows = select(NoticeRow.notice_id).where(NoticeRow.lease_id == lease_id, silent)
+    oldest = rows.order_by(NoticeRow.notice_id.desc()).offset(HISTORY_OF_LEASE_MAX)
+    return _delete(session, lease_id, NoticeRow.notice_id.in_(oldest))
+
+
+_RENUMBER = text(
+    """
+    WITH headless AS (
+         SELECT occurrence_id, min(notice_id) AS first_id FROM notices WHERE lease_id = :lease_id
+          GROUP BY occurrence_id HAVING min(notice_id) <> occurrence_id)
+    UPDATE notices SET occurrence_id = first_id FROM headless
+     WHERE notices.lease_id = :lease_id AND notices.occurrence_id = headless.occurrence_id
+    """
+)
+
+
+def _delete(session: Session, lease_id: int, *which: ColumnElement[bool]) -> bool:
+    """Whether there was any such row of the lease. An occurrence has the number of the first row that is left of it."""
+    gone = delete(NoticeRow).where(NoticeRow.lease_id == lease_id, *which).returning(NoticeRow.notice_id)
+    if not session.execute(gone.execution_options(synchronize_session=False)).all():
+        return False
+    session.execute(_RENUMBER, {"lease_id": lease_id})
+    return True
 
 
 def record_notice(

@@ -21,7 +21,7 @@ def open_notices(session: Session, *, now: datetime, node_ids: Iterable[str] | N
     statement = (
         newest_rows()
         .join(LeaseRow, LeaseRow.lease_id == NoticeRow.lease_id)
-        .where(LeaseRow.ended_at.is_(None), _may_count(now))
+        .where(LeaseRow.ended_at.is_(None), counts(now))
     )
     if node_ids is not None:
         statement = statement.where(NoticeRow.node_id.in_(list(node_ids)))
@@ -30,14 +30,19 @@ def open_notices(session: Session, *, now: datetime, node_ids: Iterable[str] | N
 
 def known_of_lease(session: Session, lease_id: int, *, now: datetime) -> tuple[NoticeFact, ...]:
     """What is known of every notice of a lease that may still count."""
-    rows = session.scalars(newest_rows().where(NoticeRow.lease_id == lease_id, _may_count(now)))
+    rows = session.scalars(newest_rows().where(NoticeRow.lease_id == lease_id, counts(now)))
     return tuple(as_fact(row) for row in rows)
 
 
 def newest_rows():
     """The newest row of each notice: each contains what the ones before it said, see `record_notice`."""
+    return select(NoticeRow).where(~is_replaced()).order_by(NoticeRow.notice_id)
+
+
+def is_replaced():
+    """Whether a newer row says more of the notice."""
     newer = aliased(NoticeRow)
-    is_replaced = (
+    return (
         select(newer.notice_id)
         .where(
             newer.lease_id == NoticeRow.lease_id,
@@ -47,7 +52,6 @@ def newest_rows():
         )
         .exists()
     )
-    return select(NoticeRow).where(~is_replaced).order_by(NoticeRow.notice_id)
 
 
 def list_occurrences(
@@ -131,7 +135,8 @@ def may_count(fact: NoticeFact, now: datetime) -> bool:
     return fact.first_seen_utc > since or (fact.deadline_utc is not None and fact.deadline_utc > since)
 
 
-def _may_count(now: datetime):
+def counts(now: datetime):
+    """Whether the notice of a row may still count; null where it says no deadline and does not."""
     since = horizon(now)
     is_drain = (NoticeRow.source == DRAIN) & (NoticeRow.withdrawn_at.is_(None) | (NoticeRow.withdrawn_at > since))
     return (NoticeRow.deadline_at > since) | (NoticeRow.first_seen_at > since) | is_drain

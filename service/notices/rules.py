@@ -13,7 +13,10 @@ from agent.protocol.notice_life import (
     TAKES_THE_NODE,
     WITHOUT_DEADLINE_LASTS,
     NoticePhase,
+    bars_ranks,
     ends_utc,
+    is_open,
+    key_of,
     moves_jobs,
     phase,
     withdraw,
@@ -25,6 +28,9 @@ AWS_QUEUE, GCP_PUBSUB, GCP_OPERATIONS = "aws-queue", "gcp-pubsub", "gcp-operatio
 ACCOUNT_CHANNELS = {AWS_QUEUE: Provider.AWS, GCP_PUBSUB: Provider.GCP, GCP_OPERATIONS: Provider.GCP}
 SAID_BY_SERVICE = frozenset({DRAIN, *ACCOUNT_CHANNELS})
 """Agents know such notices from their orders only: what they say of them is no news, and withdraws nothing."""
+
+NOTICES_OF_LEASE_MAX = 64
+"""So many notices of one lease may count at a time, of those that agents tell. A node has a handful of sources."""
 
 
 def horizon(now: datetime) -> datetime:
@@ -55,6 +61,24 @@ def withdrawn_by(source: SourceHealth, known: Iterable[NoticeFact], now: datetim
         for notice in known
         if notice.source == source.source and notice.kind not in source.announces and notice.withdrawn_utc is None
     )
+
+
+def gives_way(known: Iterable[NoticeFact], fact: NoticeFact, now: datetime) -> NoticeFact | None:
+    """Which notice of a lease must go if `fact` is told too, so that no more than NOTICES_OF_LEASE_MAX may count: the
+    one that presses least, which is `fact` itself unless it presses more than another. None where there is room, or
+    where `fact` says more of a notice that is `known` (all that may count). What the service itself was told is neither
+    counted nor goes."""
+    told = [notice for notice in known if notice.source not in SAID_BY_SERVICE]
+    if len(told) < NOTICES_OF_LEASE_MAX or any(key_of(notice) == key_of(fact) for notice in told):
+        return None
+    least = max(told, key=lambda notice: _pressing(notice, now))
+    return least if _pressing(fact, now) < _pressing(least, now) else fact
+
+
+def _pressing(notice: NoticeFact, now: datetime) -> tuple[int, datetime]:
+    """The less, the more it matters: what moves jobs, then what keeps new ranks away, then advice, each by its time."""
+    matters = (moves_jobs(notice, now), bars_ranks(notice, now), is_open(notice, now), True)
+    return matters.index(True), notice.deadline_utc or notice.first_seen_utc + WITHOUT_DEADLINE_LASTS
 
 
 def same_loss(one: NoticeFact, other: NoticeFact) -> bool:

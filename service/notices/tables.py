@@ -1,4 +1,7 @@
-"""Notices, only ever appended: a nearer deadline or a withdrawal is a new row. The same fact reported twice is one."""
+"""Notices, only ever appended: a nearer deadline or a withdrawal is a new row. The same fact reported twice is one.
+
+Rows are deleted when they are old, and where a lease has more of them than it may have.
+"""
 
 from datetime import datetime
 

@@ -33,9 +33,9 @@ from service.ledger.tables import Cause
 from service.nodes.operations import lock_node, note_answers, skew_of, store_node
 from service.nodes.skew import SAME_WITHIN, in_service_time, off_by
 from service.nodes.tables import NodeRow, NodeState
-from service.notices.operations import LeaseNotices, notices_of_leases, store_added
+from service.notices.operations import LeaseNotices, forget, forget_oldest, notices_of_leases, store_added
 from service.notices.queries import known_of_lease
-from service.notices.rules import SAID_BY_SERVICE, same_loss, withdrawn_by
+from service.notices.rules import NOTICES_OF_LEASE_MAX, SAID_BY_SERVICE, gives_way, same_loss, withdrawn_by
 from service.peer_keys.operations import note_keeps
 from service.sync.accounts import account, spent_now
 from service.sync.facts import store_facts
@@ -44,6 +44,8 @@ from service.sync.reach import Reach, within_reach
 from service.sync.reading import Reading
 from service.sync.sifting import keep_granted, note_oversteps, sift, take_mirrors
 from service.tokens.operations import Caller, check_still_valid
+
+_TOO_MANY = f"at most {NOTICES_OF_LEASE_MAX} notices of a node count at a time, and others press more"
 
 
 def apply_report(
@@ -172,15 +174,30 @@ def _store_notices(intake: Intake, lease: LeaseRow, facts: tuple[NoticeFact, ...
         if found is None:
             continue
         if found.lease_id not in by_lease:
-            by_lease |= notices_of_leases(intake.session, [found.lease_id])
+            by_lease[found.lease_id] = _notices_of(intake, found)
         notices = by_lease[found.lease_id]
         known = notices.known(intake.now)
+        least = gives_way(known, fact, intake.now)
+        if least is not None:
+            intake.refuse("notices", f"{least.node_id}/{least.kind}/{least.source}", _TOO_MANY)
+        if least is fact:
+            continue
+        if least is not None:
+            forget(intake.session, least, lease_id=found.lease_id)
+            notices = by_lease[found.lease_id] = _notices_of(intake, found)
         is_first = not any(item.source != fact.source and same_loss(item, fact) for item in known)
         if notices.add(fact, lease_id=found.lease_id, now=intake.now, same_within=same_within):
             store_added(intake.session, [notices])
             occurrence = notices.occurrence_of(fact)
             hear_from_agent(intake.session, fact, found, occurrence, is_first=is_first, now=intake.now)
             _change_orders_of(intake, fact.node_id)
+    for lease_id, notices in by_lease.items():
+        if notices.may_be_many():
+            forget_oldest(intake.session, lease_id=lease_id, now=intake.now)
+
+
+def _notices_of(intake: Intake, lease: LeaseRow) -> LeaseNotices:
+    return notices_of_leases(intake.session, [lease.lease_id])[lease.lease_id]
 
 
 def _change_orders_of(intake: Intake, node_id: str) -> None:
