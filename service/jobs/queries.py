@@ -23,7 +23,6 @@ from service.handoffs.tables import HandoffRow
 from service.jobs.causes import end_of, said_of, stopped_among
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.grants import cut_off
-from service.jobs.rules import Checkpoint, JobView, Leaving
 from service.jobs.tables import (
     RANDOM_PART_CHARS,
     CheckpointRow,
@@ -36,6 +35,7 @@ from service.jobs.tables import (
     SourceKind,
 )
 from service.jobs.tables import RankLogRow as LogRow
+from service.jobs.view import Checkpoint, JobView, Leaving
 from service.leases.markets import weighed_markets
 from service.ledger.remaining import remaining_of, spent_usd_of
 from service.metrics.step_times import measured_steps
@@ -301,6 +301,7 @@ def _view(
         ahead=ahead,
         ahead_by_member=ahead_by_member,
         unheard=_unheard(nodes, heard_since),
+        unconfirmed=_unconfirmed(nodes, members, job, heard_since),
         steps_from_at=row.steps_from_at if row else None,
         unstepped_since=row.created_at if row and row.first_step_at is None and row.generation > 1 else None,
         lost_sight_of=handoffs.lost_sight_of(session, members, handoff, heard_since),
@@ -309,6 +310,7 @@ def _view(
         step_s=dict(inputs.step_seconds).get(row.layout, 0.0) if row else 0.0,
         checkpoint=newest_checkpoint(session, job),
         failed_starts=job.failed_starts,
+        starts=handoffs.starts(session, job),
         saves_at_end=job_file_of(job).checkpoint is not None,
         saves_soon=job.awaits_checkpoint,
         suspended_because=job.suspended_because,
@@ -360,6 +362,16 @@ def _may_live(node: NodeRow, now: datetime) -> bool:
 
 def _unheard(nodes: Sequence[NodeRow], since: datetime) -> tuple[str, ...]:
     return tuple(node.node_id for node in nodes if node.state == NodeState.READY and node.last_seen_at < since)
+
+
+def _unconfirmed(
+    nodes: Sequence[NodeRow], members: Collection[str], job: JobRow, heard_since: datetime
+) -> tuple[str, ...]:
+    """Members not heard since the first error of their world, whose report is not overdue either."""
+    if job.error_at is None:
+        return ()
+    late = (node for node in nodes if node.node_id in members and heard_since <= node.last_seen_at < job.error_at)
+    return tuple(node.node_id for node in late)
 
 
 def _absent(session: Session, handoff: HandoffRow | None) -> tuple[str, ...]:
