@@ -204,6 +204,8 @@ def situation(session: Session, job: JobRow, *, poll_s: float, now: datetime) ->
         session, job, inputs, restart,
         nodes=usable.nodes, noticed=usable.noticed, row=row, handoff=handoff, heard_since=heard_since, now=now,
     )  # fmt: skip
+    unconfirmed = _unconfirmed(usable.nodes, world.node_ids() if world else (), job, heard_since)
+    view = replace(view, unconfirmed=unconfirmed, starts=handoffs.starts(session, job))
     view = replace(view, overspent=overspent(spent_usd, spec.budget_usd))
     return Situation(job.job_id, view, inputs, restart, handoff.handoff_id if handoff else None)
 
@@ -301,7 +303,6 @@ def _view(
         ahead=ahead,
         ahead_by_member=ahead_by_member,
         unheard=_unheard(nodes, heard_since),
-        unconfirmed=_unconfirmed(nodes, members, job, heard_since),
         steps_from_at=row.steps_from_at if row else None,
         unstepped_since=row.created_at if row and row.first_step_at is None and row.generation > 1 else None,
         lost_sight_of=handoffs.lost_sight_of(session, members, handoff, heard_since),
@@ -310,7 +311,6 @@ def _view(
         step_s=dict(inputs.step_seconds).get(row.layout, 0.0) if row else 0.0,
         checkpoint=newest_checkpoint(session, job),
         failed_starts=job.failed_starts,
-        starts=handoffs.starts(session, job),
         saves_at_end=job_file_of(job).checkpoint is not None,
         saves_soon=job.awaits_checkpoint,
         suspended_because=job.suspended_because,
