@@ -72,9 +72,8 @@ class JobDriver:
         )
         self._deaths = Deaths(node.node_id, self.slots.participants, send=self._send, say=self._host.say_all)
         self.spare = SpareStore(node, job_id)
-        self.lead = Lead(
-            node, job_id, send_order=self._send_order, post=self.post, pulse=self._pulse, uses_store=self.spare.use
-        )
+        hears = {"uses_store": self.spare.use, "seen": self.slots.highest_generation}
+        self.lead = Lead(node, job_id, send_order=self._send_order, post=self.post, pulse=self._pulse, **hears)
         self.notices = NoticeResponse(node, job_id, self.slots, self.lead, lambda: self._pulse().median_step_s)
         self.relay = relay_of(node, job_id)
         self.births = Births(node, job_id, self.slots, self._host, self.lead)

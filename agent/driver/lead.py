@@ -72,6 +72,9 @@ from liver_core.layout.limits import fitting
 HANDOFF_DEADLINE_S = 180.0
 SOONER_LEAST_S = 1.0
 """A deadline that is nearer by less is not worth a revision."""
+FENCED_LOST_S = 2.0
+"""As PEER_LOST_S, where the service has started a newer world: that fences the ranks of a member that is not reached,
+and this node may be needed to lead the next handoff."""
 LIVE_RUNGS = (Rung.LIVE, Rung.DROP_STEP, Rung.STOP_AND_COPY, Rung.RESCUE)
 """Rungs on which the job goes on without a restart; the others are the service's to take."""
 
@@ -83,7 +86,8 @@ _log = logging.getLogger(__name__)
 
 class Lead:
     """`send_order` takes an order to a member; `post` runs something later in the job's own task; `uses_store` hears of
-    the generation whose store a handoff needs."""
+    the generation whose store a handoff needs; `seen`: the highest number that the ranks of this node have seen used,
+    by whichever lead."""
 
     def __init__(
         self,
@@ -94,6 +98,7 @@ class Lead:
         post: Callable[[Callable[[], Awaitable[None]]], None],
         pulse: Callable[[], Pulse],
         uses_store: Callable[[int], None] = lambda generation: None,
+        seen: Callable[[], int] = lambda: 0,
     ) -> None:
         self.mirrors = Mirrors(node)
         self.status = self._said = ""
@@ -104,6 +109,7 @@ class Lead:
         self._post = post
         self._pulse = pulse
         self._uses_store = uses_store
+        self._seen = seen
         self._proposer = self._new_proposer(ProposerRecord())
         self._opening: tuple[Intent, asyncio.Task[None]] | None = None
         self._no_plan_since: float | None = None
@@ -112,6 +118,7 @@ class Lead:
         self._learned = Learned()
         self._barred: frozenset[str] = frozenset()
         self._declined: UUID | None = None
+        self._started = 0
 
     @property
     def progress(self) -> Progress | None:
@@ -134,8 +141,11 @@ class Lead:
 
     def next_generation(self, order: JobOrder, active: Roster) -> int | None:
         """The number of the next handoff, if one can be opened."""
-        number = next_number(self._proposer.record.highest_generation, order, active)
+        number = next_number(self._used(), order, active)
         return None if isinstance(number, str) else number
+
+    def _used(self) -> int:
+        return max(self._proposer.record.highest_generation, self._seen())
 
     @property
     def open_id(self) -> str:
@@ -198,6 +208,11 @@ class Lead:
         if self._proposer.state is not ProposerState.IDLE:
             await self._feed(Cancel(reason))
 
+    async def give_way(self, started: int) -> None:
+        """The service has started this world: what leads to a successor of an older one ends."""
+        self._started = max(self._started, started)
+        await self.cancel(Reason(f"generation {started} starts afresh", "cancel"))
+
     async def take_store_death(self, generation: int) -> None:
         """The store of a world died. A handoff to that world cannot be decided any more."""
         if self._proposer.record.proposal is not None and self._proposer.record.generation == generation:
@@ -226,9 +241,10 @@ class Lead:
         proposal = self._proposer.record.proposal
         if proposal is not None and self._proposer.state in SILENT_IS_LOST:
             source = proposal.source.members if proposal.source is not None else ()
+            lost_s = FENCED_LOST_S if proposal.parent < self._started else PEER_LOST_S
             for member in dict.fromkeys((*source, *proposal.members)):
                 since = unreachable.get(member.node_id)
-                if since is not None and now - since > PEER_LOST_S:
+                if since is not None and now - since > lost_s:
                     text = f"the agent of {member.node_id} has not been reached for {now - since:.0f} s"
                     cause = FailureCause(FailedPart.NODE)
                     await self._feed(MemberLost(member, Reason(text, str(self._proposer.state), cause=cause)))
@@ -355,7 +371,7 @@ class Lead:
             self._say(f"{refusal}: {choice.reason}", about=f"{refusal} {order.generation} {choice.rung}")
             return self.status
         intent = on_rung(wanted, choice, inputs, now=self._node.now(), costs=costs)
-        generation = next_number(self._proposer.record.highest_generation, order, wanted.source)
+        generation = next_number(self._used(), order, wanted.source)
         if isinstance(generation, str):
             self._say(generation)
             return generation

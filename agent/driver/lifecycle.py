@@ -66,7 +66,7 @@ class Births:
         follows = isinstance(order.source, SourceHandoff)
         started = first_of(order.generation) if follows else order.generation
         if await self._slots.give_up(started):
-            await self._lead.cancel(Reason(f"generation {started} starts afresh", "cancel"))
+            await self._lead.give_way(started)
         if follows:
             return
         store = await self._store_for(order, roster)
@@ -79,12 +79,10 @@ class Births:
         return order.generation is not None and order.generation > self._slots.memory(slot).record.highest_generation
 
     async def _store_for(self, order: JobOrder, roster: Roster) -> StoreAddress | None:
-        """The store where the ranks of this birth meet: hosted here if it is this node's turn, else told by orders."""
+        """The store where the ranks of this birth meet: hosted here if the start says so, else told by orders. Who
+        hosts it never depends on what this agent knows: two stores of one start are two halves that never meet."""
         assert order.generation is not None
-        nodes = roster.node_ids()
-        leads = [name for name in order.lead_order if name in nodes]
-        host = order.store_node or (leads[0] if leads else nodes[0])
-        if host != self._node.node_id:
+        if (order.store_node or roster.node_ids()[0]) != self._node.node_id:
             return order.store
         key = StoreKey(self._job_id, order.generation)
         known = self._node.stores.address(key)

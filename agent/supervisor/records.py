@@ -54,14 +54,20 @@ class RankState:
     handoff_id: str = ""
     reason: Reason | None = None
     ended: ProcessEnd | None = None
-    hang_reason: str = ""
+    hang: Reason | None = None
+
+    def look(self, now: float, *, stopped: bool) -> bool:
+        """Note whether its process is stopped, and whether it hangs. Whether that is news."""
+        self.pulse.look(now, stopped=stopped)
+        stop, before = self.pulse.stop_reason(now), self.hang
+        text = stop or self.pulse.hang_reason(now)
+        self.hang = Reason(text, STOPPED if stop else "training", self.rank) if text else None
+        return before is None and self.hang is not None
 
     @property
     def shown_reason(self) -> Reason | None:
-        """Why it hangs, as its agent sees it, or else what it has reported last."""
-        if not self.hang_reason:
-            return self.reason
-        return Reason(self.hang_reason, STOPPED if self.pulse.is_stopped else "training", self.rank)
+        """Why it hangs, as its agent sees it, or else what it has reported last; this where that is its end."""
+        return self.reason if self.hang is None or self.stage is RankStage.FAILED else self.hang
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,14 +127,16 @@ class Supervisor:
         return link is not None and await link.send(command)
 
     async def stop(self, key: SlotKey, reason: str, grace_s: float) -> None:
-        """Ask the rank to stop. If it still runs after `grace_s`, terminate it, then kill it."""
+        """Ask the rank to stop. If it still runs after `grace_s`, terminate it, then kill it. A process that is stopped
+        is killed at once: it would terminate when it goes on."""
         state = self._states.get(key)
         if state is None:
             return
         ended = self._ended[key]
         if grace_s > 0 and await self.send(key, Stop(reason=fitting(reason))) and await _happens(ended, grace_s):
             return
-        for number, wait_s in ((signal.SIGTERM, TERMINATE_S), (signal.SIGKILL, KILL_S)):
+        harder = ((signal.SIGTERM, TERMINATE_S), (signal.SIGKILL, KILL_S))
+        for number, wait_s in harder[is_stopped(state.record.process) :]:
             send_signal(state.record.process, number)
             if await _happens(ended, wait_s):
                 return
@@ -147,12 +149,9 @@ class Supervisor:
         """The ranks that hang since the last call, and why. Call about once a second."""
         found: list[tuple[SlotKey, str]] = []
         for key, state in self._states.items():
-            now = time.monotonic()
-            state.pulse.look(now, stopped=is_stopped(state.record.process))
-            reason = state.pulse.hang_reason(now)
-            if reason and not state.hang_reason:
-                found.append((key, reason))
-            state.hang_reason = reason
+            is_news = state.look(time.monotonic(), stopped=is_stopped(state.record.process))
+            if is_news and state.hang is not None:
+                found.append((key, state.hang.text))
         return tuple(found)
 
     async def close(self) -> None:
@@ -223,6 +222,8 @@ class Supervisor:
                 state.pulse.step = event.step
                 state.handoff_id = str(event.handoff_id or "")
                 state.pulse.beat(now)
+            case StageReport() if state.stage is RankStage.FAILED:
+                state.reason = state.reason or event.reason  # Nothing that comes after its end is news of it.
             case StageReport():
                 state.stage, state.reason = event.stage, event.reason
                 state.handoff_id = str(event.handoff_id)

@@ -13,6 +13,8 @@ LEAST_S = 30.0
 START_S = 300.0
 STOPPED_LEAST_S = 5.0
 """Ranks miss a peer after no less than this, so what was stopped for less was not missed."""
+STOP_SHOWS_S = 5.0
+"""For so long after it went on, or until its next step, a stop is still told: others may just be giving up."""
 
 
 @dataclass(slots=True)
@@ -67,10 +69,16 @@ class RankPulse:
         seconds = (now if self.resumed_at is None else self.resumed_at) - self.stopped_at
         return seconds if seconds >= STOPPED_LEAST_S else 0.0
 
+    def stop_reason(self, now: float) -> str:
+        """That it is stopped, or was just before; empty if not."""
+        stopped_s = self.stopped_s(now)
+        if not stopped_s or (self.resumed_at is not None and now - self.resumed_at > STOP_SHOWS_S):
+            return ""
+        has = "has been" if self.is_stopped else "was"
+        return f"its process {has} stopped for {stopped_s:.0f} s, by a signal or a debugger"
+
     def hang_reason(self, now: float) -> str:
         """Why this rank counts as hanging; empty if it does not."""
-        if self.is_stopped and (stopped_s := self.stopped_s(now)):
-            return f"its process has been stopped for {stopped_s:.0f} s, by a signal or a debugger"
         silent_s = now - max(self.beat_at, self.started_at)
         if silent_s <= self.limit_s():
             return ""

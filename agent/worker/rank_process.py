@@ -241,6 +241,8 @@ class Worker:
     def stage(
         self, request: Order, stage: RankStage, *, reason: Reason | None, measures: dict[str, float], certificate: str
     ) -> None:
+        if self.stage_now is RankStage.FAILED:
+            return  # What a thread that still prepares says then would hide why the rank ends.
         self.stage_now = stage
         if stage is RankStage.ACTIVE:
             self._warm_up_once()

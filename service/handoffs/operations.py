@@ -20,12 +20,11 @@ from service.jobs.causes import (
     FailedPart,
     FirstCause,
     at_store,
+    behind,
     cause_of_attempt,
     cause_of_rank,
     end_of,
     first_of,
-    node_behind,
-    rank_behind,
     said_of,
     stopped_among,
 )
@@ -212,7 +211,7 @@ def _first_cause(session: Session, mirror: HandoffMirror) -> FirstCause | None:
         ended.append(known)  # The world has ended meanwhile, and its ranks are not reported any more.
     complain = {node_id for node_id, _ in failed}
     away = [node.node_id for node in nodes if node.state != NodeState.READY and node.node_id not in complain]
-    return rank_behind(node_behind(first_of((*ended, told)), away), stopped_among(ranks))
+    return behind(first_of((*ended, told)), away, stopped_among(ranks))
 
 
 def _claim_number(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> str | None:

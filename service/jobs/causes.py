@@ -4,8 +4,9 @@ Several facts tell of one failure. What an agent knows of a process that ended o
 and both outrank what another rank felt of it.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from agent.protocol.process_end import STOPPED, ProcessEnd
@@ -108,12 +109,21 @@ def first_of(causes: Iterable[FirstCause | None]) -> FirstCause | None:
     return min((cause for cause in causes if cause is not None), key=_order, default=None)
 
 
-def node_behind(cause: FirstCause | None, away: Sequence[str]) -> FirstCause | None:
-    """Where ranks only felt that a peer is gone, and just one of their nodes is `away` (not heard, and has reported no
-    error): that node. Of several nobody knows which was first."""
-    if cause is None or not cause.is_felt or len(away) != 1:
+def behind(cause: FirstCause | None, away: Sequence[str], others: Sequence[tuple[str, int]]) -> FirstCause | None:
+    """The same, but where ranks only felt that a peer is gone. If just one of their nodes is `away` (not heard, and has
+    reported no error) it is that node, else if all but one of the ranks (`others`: node and rank) felt it, the one that
+    only stands still. Of several nobody knows which was first."""
+    if cause is None or not cause.is_felt:
         return cause
-    return FirstCause(FailedPart.NODE, away[0], step=cause.step)
+    if len(away) == 1:
+        return FirstCause(FailedPart.NODE, away[0], step=cause.step)
+    return FirstCause(FailedPart.RANK, *others[0], step=cause.step) if len(others) == 1 else cause
+
+
+def ran_out(leaving: Iterable[tuple[str, datetime | None]], now: datetime) -> list[str]:
+    """The nodes whose notices have run out, the earliest first. `leaving`: nodes, and by when they will go."""
+    due = [(deadline_at, node_id) for node_id, deadline_at in leaving if deadline_at is not None]
+    return [node_id for deadline_at, node_id in sorted(due) if deadline_at <= now]
 
 
 def may_be_of_a_node(cause: FirstCause | None) -> bool:
@@ -136,13 +146,12 @@ def stopped_among(ranks: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[tuple
     return tuple((node, rank["rank"]) for node, rank in ranks if (rank.get("reason") or {}).get("phase") == STOPPED)
 
 
-def rank_behind(cause: FirstCause | None, others: Sequence[tuple[str, int]]) -> FirstCause | None:
-    """Where all ranks felt that a peer is gone but one of the `others` (node and rank) that only stands still: that
-    one."""
-    if cause is None or not cause.is_felt or len(others) != 1:
-        return cause
-    node, rank = others[0]
-    return FirstCause(FailedPart.RANK, node, rank, step=cause.step)
+def away_of(silent: Sequence[str], overdue: Sequence[str], ran_out: Sequence[str], heard: Set[str | None]) -> list[str]:
+    """The nodes to look for behind ranks that only miss a peer: those that are not heard, but for those in `heard`,
+    which report so themselves. Where notices of such nodes `ran_out`, in that order, it is the first: that one is gone
+    as it was announced, though its silence is too short to count as more than an `overdue` report."""
+    gone = next((node for node in ran_out if node in (*silent, *overdue) and node not in heard), None)
+    return [node for node in silent if node not in heard] if gone is None else [gone]
 
 
 def in_words(cause: Mapping[str, Any] | None) -> str:

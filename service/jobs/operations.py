@@ -249,6 +249,7 @@ def start_generation(session: Session, job: JobRow, target: Placement, birth: Bi
     roster = Roster(job_id=job.job_id, generation=number, layout=target.layout, members=target.members)
     birth = replace(birth, repeats_until=job.highest_step)
     row = add_generation(session, job, roster, birth, parent=parent, now=now)
+    row.store_node = roster.node_ids()[0]  # Decided once: agents that choose by what each has heard start two.
     if not activate(session, job, expected=parent, generation=number):
         raise conflict(f"job {job.job_id}: generation {parent} is no longer active")
     job.last_step = birth.checkpoint.step if birth.checkpoint else 0

@@ -13,11 +13,12 @@ from service.handoffs.start_times import next_start_at, start_left
 from service.jobs.causes import (
     FailedPart,
     FirstCause,
+    away_of,
+    behind,
     first_of,
     is_of_nodes,
     may_be_of_a_node,
-    node_behind,
-    rank_behind,
+    ran_out,
 )
 from service.jobs.tables import JobState
 from service.jobs.view import Action, Do, JobLimits, JobView, Leaving, Loss
@@ -117,14 +118,14 @@ def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
         # A rank that only misses its peers knows less than the one that failed, or its agent.
         known = first_of(error.cause for error in view.errors)
         shown = next(error.shown for error in view.errors if error.cause == known)
-        complain = {error.node for error in view.errors}
-        away = [node for node in _needed(view, (*view.gone, *view.silent)) if node not in complain]
-        cause = node_behind(known, away)
-        if cause != known:
-            return Loss(f"{away[0]} is not heard; {shown}", cause)
-        cause = rank_behind(known, view.unharmed)
+        due = ran_out(((item.node_id, item.deadline_at) for item in view.leaving), view.now)
+        silent, overdue = _needed(view, (*view.gone, *view.silent)), _needed(view, view.unheard)
+        away = away_of(silent, overdue, due, {error.node for error in view.errors})
+        cause = behind(known, away, view.unharmed)
         if cause is not None and cause != known:
-            return Loss(f"rank {cause.rank} on node {cause.node} stands still; {shown}", cause)
+            stands = cause.what is FailedPart.RANK
+            who = f"rank {cause.rank} on node {cause.node} stands still" if stands else f"{cause.node} is not heard"
+            return Loss(f"{who}; {shown}", cause)
         if cause is not None and cause.is_felt and away:
             return Loss(f"{', '.join(away[:8])} are not heard; {shown}", cause)
         return Loss(shown, cause)

@@ -151,7 +151,8 @@ def _advance(intake: Intake, job: JobRow, *, generation: int, step: int) -> None
 
 def _count_lost(intake: Intake, job: JobRow, *, generation: int, step: int) -> None:
     """The report of this step was on its way when the service replaced its world by a start, or it was made by the
-    world of a handoff that had not become active by then: the step is lost too."""
+    world of a handoff that had not become active by then: the step is lost too. Before such a start, the job has got as
+    far as the world of that handoff."""
     successor = intake.session.scalars(
         select(GenerationRow)
         .where(
@@ -163,6 +164,9 @@ def _count_lost(intake: Intake, job: JobRow, *, generation: int, step: int) -> N
         .limit(1)
     ).one_or_none()
     if successor is None:
+        if generation > (job.active_generation or 0) and job.state not in ENDED and step > job.last_step:
+            job.last_step, job.last_step_at = step, intake.now
+            job.highest_step = max(job.highest_step, step)
         return
     more = step - (successor.checkpoint_step or 0) - successor.lost_steps
     if more > 0:

@@ -226,13 +226,17 @@ def _store_declined(intake: Intake) -> None:
 
 
 def _store_stores(intake: Intake) -> None:
+    """The store of a generation stays where it is: one that another node has too is no part of its world."""
     for store in intake.report.stores:
-        row = intake.generation(store.job_id, store.generation)
-        if row is None or (row.store_node, row.store_host, row.store_port) == (
-            intake.node.node_id, store.host, store.port,
-        ):  # fmt: skip
+        row, own = intake.generation(store.job_id, store.generation), intake.node.node_id
+        if row is None or (row.store_node, row.store_host, row.store_port) == (own, store.host, store.port):
             continue
-        row.store_node, row.store_host, row.store_port = intake.node.node_id, store.host, store.port
+        if row.store_node not in (None, own):
+            intake.refuse(
+                "stores", store.generation, f"the store of generation {store.generation} is on {row.store_node}"
+            )
+            continue
+        row.store_node, row.store_host, row.store_port = own, store.host, store.port
         intake.described.add(store.job_id)
 
 

@@ -130,7 +130,7 @@ class StubService:
             self.next_generation = max(self.next_generation, self.generation + 1)
             self.origin, self.source = uuid4(), source
             self.roster = roster_of(self.generation, nodes)
-            self.store = self.store_node = None
+            self.store, self.store_node = None, self.roster.node_ids()[0]
             self.desired = DesiredState.RUN
 
     def take(self, report: SyncReport) -> SyncOrders:
@@ -157,7 +157,8 @@ class StubService:
                 self.logs[key] = self.logs.get(key, "")[: chunk.offset] + chunk.text
             self.stores[node_id] = report.stores
             for hosted in report.stores:
-                if hosted.generation == self.generation and self.store is None:
+                is_its_place = self.store is None and self.store_node in (None, node_id)
+                if hosted.generation == self.generation and is_its_place:
                     self.store, self.store_node = StoreAddress(host=hosted.host, port=hosted.port), node_id
             for mirror in report.handoffs:
                 self._take_mirror(mirror)

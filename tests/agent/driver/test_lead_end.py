@@ -19,7 +19,7 @@ from liver_core.handoff.participant_events import RankStage
 from liver_core.handoff.proposer import ProposerState
 from liver_core.handoff.retries import RETRY_MAX_S
 from liver_core.layout import Member
-from tests.agent.driver.lead_scene import FOUR, START_S, TO_THE_END, Scene, all_say
+from tests.agent.driver.lead_scene import ACTIVE, FOUR, START_S, TO_THE_END, Scene, all_say
 from tests.agent.stub_service import JOB_ID, StubService
 from tests.agent.waiting import fake_job
 
@@ -176,6 +176,26 @@ def test_an_agent_that_is_not_reached_for_long_ends_what_is_being_prepared_and_n
         permitted.now += 2 * PEER_LOST_S
         await permitted.lead.tick(away)
         assert permitted.state is ProposerState.PERMITTED
+
+    asyncio.run(run())
+
+
+def test_a_handoff_that_a_newer_start_fences_waits_for_no_agent_that_is_gone(job: JobOrder) -> None:
+    """Else its lead answers no notice of the newer world meanwhile."""
+
+    async def run() -> None:
+        for started, state in ((ACTIVE.generation, ProposerState.ABORTING), (100_001, ProposerState.IDLE)):
+            now = Scene(job)
+            await now.notice(600.0, "d")
+            await now.lead.give_way(started)
+            now.sent = [(member, order) for member, order in now.sent if member.node_id != "d"]
+            del now.participants[Member("d", 0)]
+            await now.deliver(RankStage.ABORTED)
+            assert now.state is ProposerState.ABORTING
+            now.now += 3.0
+            await now.lead.tick({"d": START_S})
+            assert now.state is state
+        assert now.mirrors[-1].state is HandoffState.ABORTED
 
     asyncio.run(run())
 

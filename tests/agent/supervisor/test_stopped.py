@@ -16,7 +16,7 @@ from agent.protocol.rank import Failed, StageReport, StepReport
 from agent.supervisor.process import ProcessIdentity, is_stopped, read_start_time
 from agent.supervisor.records import RankRecord, RankState, SlotKey
 from agent.supervisor.supervisor import Supervisor
-from agent.supervisor.watchdog import STOPPED_LEAST_S, RankPulse
+from agent.supervisor.watchdog import STOP_SHOWS_S, STOPPED_LEAST_S, RankPulse
 from liver_core.handoff import FailedPart, FailureCause, RankStage, Reason
 from tests.agent.waiting import eventually
 
@@ -52,12 +52,14 @@ def test_a_stop_counts_once_a_peer_could_have_missed_the_rank_and_until_its_next
     pulse.stepped(9.0, 4, 1.0)
     pulse.look(10.0, stopped=True)
     pulse.look(11.0, stopped=True)
-    assert pulse.is_stopped and pulse.stopped_s(10.0 + STOPPED_LEAST_S - 0.1) == 0.0 and not pulse.hang_reason(12.0)
+    assert pulse.is_stopped and pulse.stopped_s(10.0 + STOPPED_LEAST_S - 0.1) == 0.0 and not pulse.stop_reason(12.0)
     assert pulse.stopped_s(31.0) == 21.0
-    assert pulse.hang_reason(31.0) == "its process has been stopped for 21 s, by a signal or a debugger"
+    assert pulse.stop_reason(31.0) == "its process has been stopped for 21 s, by a signal or a debugger"
     pulse.look(32.0, stopped=False)
     pulse.look(33.0, stopped=False)
-    assert not pulse.is_stopped and pulse.stopped_s(40.0) == 22.0 and not pulse.hang_reason(34.0)
+    assert not pulse.is_stopped and pulse.stopped_s(40.0) == 22.0
+    assert pulse.stop_reason(34.0) == "its process was stopped for 22 s, by a signal or a debugger"
+    assert pulse.stop_reason(32.0 + STOP_SHOWS_S + 0.1) == ""
     pulse.stepped(41.0, 5, 1.0)
     assert pulse.stopped_s(41.0) == 0.0
     pulse.look(50.0, stopped=True)
@@ -109,6 +111,18 @@ def test_a_short_stop_and_a_peer_whose_end_is_known_change_no_reason(
     assert state.reason == events[0].reason == reason
 
 
+def test_what_a_rank_said_of_its_end_stays_its_reason_whatever_comes_after_it(watched: Any) -> None:
+    supervisor, state, _ = watched(0.0)
+    supervisor._take_event(KEY, state, Failed(reason=MISSES))
+    late = StageReport(handoff_id=UUID(int=1), generation=2, rank=2, stage=RankStage.PREPARED)
+    supervisor._take_event(KEY, state, late)
+    assert (state.stage, state.reason) == (RankStage.FAILED, MISSES)
+    state.reason = None
+    told = late.model_copy(update={"stage": RankStage.ABORTED, "reason": KILLED})
+    supervisor._take_event(KEY, state, told)
+    assert state.reason == KILLED, "an agent that was away hears of the end first, and then why"
+
+
 def test_a_step_after_the_stop_clears_it(watched: Any) -> None:
     supervisor, state, _ = watched(21.0)
     state.pulse.look(time.monotonic() - 1.0, stopped=False)
@@ -117,10 +131,15 @@ def test_a_step_after_the_stop_clears_it(watched: Any) -> None:
     assert state.reason == MISSES
 
 
-def test_while_it_is_stopped_that_is_the_reason_which_is_shown(watched: Any) -> None:
+def test_the_stop_is_the_reason_that_is_shown_until_the_rank_tells_of_its_end(watched: Any) -> None:
     _, state, _ = watched(21.0)
-    assert state.shown_reason is None
-    state.hang_reason = state.pulse.hang_reason(time.monotonic())
-    assert state.shown_reason == Reason(state.hang_reason, STOPPED, 2)
-    state.pulse.look(time.monotonic(), stopped=False)
-    assert state.shown_reason == Reason(state.hang_reason, "training", 2)
+    now = time.monotonic()
+    assert (state.look(now, stopped=True), state.look(now, stopped=True)) == (True, False), "news once"
+    assert state.shown_reason == Reason("its process has been stopped for 21 s, by a signal or a debugger", STOPPED, 2)
+    state.look(now, stopped=False)
+    assert state.shown_reason is not None and state.shown_reason.phase == STOPPED, "others may just be giving up"
+    state.stage, state.reason = RankStage.FAILED, MISSES
+    assert state.shown_reason == MISSES
+    state.stage = RankStage.READY
+    state.look(now + STOP_SHOWS_S + 1.0, stopped=False)
+    assert (state.hang, state.shown_reason) == (None, MISSES)

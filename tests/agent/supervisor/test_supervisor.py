@@ -20,10 +20,10 @@ from agent.protocol.rank import Hello, RankEvent, StepReport
 from agent.protocol.secret_values import NO_SECRETS, SecretPlaces
 from agent.protocol.worker import RankSpec
 from agent.supervisor.job_user import JobUser
-from agent.supervisor.process import ProcessIdentity, is_alive, read_start_time, send_signal, wait_end
+from agent.supervisor.process import ProcessIdentity, is_alive, is_stopped, read_start_time, send_signal, wait_end
 from agent.supervisor.records import SlotKey, StoreKey, StoreRecord
 from agent.supervisor.stores import StoreError, Stores
-from agent.supervisor.supervisor import Supervisor, SupervisorSettings
+from agent.supervisor.supervisor import TERMINATE_S, Supervisor, SupervisorSettings
 from agent.supervisor.zygote_client import ForkRequest, ZygoteError
 from agent.supervisor.zygote_host import ZygoteHost
 from liver_core.handoff import FailedPart, FailureCause, RankStage, Reason, StoreAddress, start_order
@@ -150,6 +150,20 @@ def test_a_rank_is_asked_to_stop_before_it_is_killed(run_dir: Path) -> None:
             await eventually(lambda: this.exits, "the exit")
             assert "exit code 0" in this.exits[0][1].text
             assert "stopped: it is enough" in text_of(state.record.log_path)
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_whose_process_is_stopped_is_killed_without_waiting_for_it_to_terminate(run_dir: Path) -> None:
+    async def scenario() -> None:
+        async with node(run_dir) as here:
+            state = await here.supervisor.launch(here.spec(), "origin")
+            await eventually(lambda: state.hello_received, "hello")
+            send_signal(state.record.process, signal.SIGSTOP)
+            await eventually(lambda: is_stopped(state.record.process), "the stop")
+            async with asyncio.timeout(TERMINATE_S / 2):
+                await here.supervisor.stop(KEY, "a newer start", grace_s=0.0)
+            assert not is_alive(state.record.process)
 
     asyncio.run(scenario())
 

@@ -68,6 +68,16 @@ def test_every_stage_of_a_handoff_tells_when_the_rank_was_first_asked_to_prepare
     assert [report.measures for report in said] == [{}, {"build_s": 2.0, "ordered_at_utc": 1_001.0}]
 
 
+def test_a_rank_that_cannot_go_on_says_nothing_more_of_what_one_of_its_threads_still_prepares(
+    order: Order, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    worker, said = listened_to(order, monkeypatch, tmp_path)
+    worker.fail("the world cannot go on", None)
+    worker.stage(order, RankStage.PREPARED, reason=None, measures={}, certificate="")
+    assert [report.type for report in said] == ["failed"]
+    assert worker.stage_now is RankStage.FAILED
+
+
 def test_the_numbers_of_a_step_reach_the_agent_and_its_outbox_as_they_are(
     order: Order, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:

@@ -11,11 +11,11 @@ from liver_core.layout import Member, ParallelLayout, Roster
 from service.jobs.causes import (
     FailedPart,
     FirstCause,
+    behind,
     cause_of_attempt,
     cause_of_rank,
     first_of,
     in_words,
-    node_behind,
     said_of,
 )
 
@@ -83,8 +83,8 @@ def test_who_knows_of_an_end_outranks_who_reports_an_error_and_both_who_felt_it(
     ],
 )
 def test_what_ranks_only_felt_is_the_one_node_that_is_not_heard_meanwhile(said, away, cause):
-    assert node_behind(of_rank(1, 5, said), away) == cause
-    assert node_behind(None, away) is None
+    assert behind(of_rank(1, 5, said), away, ()) == cause
+    assert behind(None, away, ()) is None
 
 
 def test_an_attempt_that_was_taken_back_has_no_cause():

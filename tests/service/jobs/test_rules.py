@@ -272,6 +272,21 @@ def test_where_ranks_only_miss_a_peer_the_one_node_that_is_not_heard_is_the_caus
     assert act(replace(cut, handoff=released)).cause == FirstCause(FailedPart.PEER, step=50), "nobody needs c"
 
 
+def test_of_several_nodes_that_are_not_heard_the_one_whose_notice_ran_out_first_is_the_cause():
+    felt = (RankError("rank 0 on node a is failed", "it misses a peer", "a", 0, 50, FELT),)
+    leaving = (Leaving("c", at(-40), at(-4)), Leaving("b", at(-40), at(-6)))
+    gone = view(errors=felt, error_at=at(-9), leaving=leaving, silent=("b", "c"))
+    first = act(gone)
+    assert first.cause == FirstCause(FailedPart.NODE, "b", step=50)
+    assert first.reason.startswith("b is not heard; rank 0 on node a is failed; restart")
+    assert act(replace(gone, silent=(), unheard=("b",))).cause == first.cause, "an overdue report will do"
+    assert act(replace(gone, silent=(), unheard=())).cause == FirstCause(FailedPart.PEER, step=50), "both are heard"
+    later = (leaving[0], Leaving("b", at(-40), at(6)))
+    assert act(replace(gone, leaving=later)).cause == FirstCause(FailedPart.NODE, "c", step=50)
+    complains = RankError("rank 1 on node b is failed", "it misses a peer", "b", 1, 50, FELT)
+    assert act(replace(gone, errors=(*felt, complains))).cause == FirstCause(FailedPart.NODE, "c", step=50)
+
+
 def test_where_all_ranks_but_one_miss_a_peer_that_one_stands_still_and_is_the_cause():
     felt = tuple(RankError(f"rank {rank} on node a is failed", "no peer", "a", rank, 50, FELT) for rank in (0, 1))
     stands = view(errors=felt, error_at=at(-9), unharmed=(("b", 2),))

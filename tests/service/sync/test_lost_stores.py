@@ -33,3 +33,17 @@ def test_a_rank_that_reports_the_loss_of_the_store_just_afterwards_names_its_nod
     other.sync(ranks=(other.rank(other.job_order(), stage=RankStage.FAILED, step=7, reason=LOST_STORE),))
     cause = client.get(f"/api/v1/handoffs/{aborted.handoff_id}").json()["ended_by"]
     assert (cause["what"], cause["node"]) == ("store", "a")
+
+
+def test_the_store_of_a_start_is_where_the_start_says_whatever_another_node_reports(running):
+    """Two agents that each take it for their turn have two stores: half of the ranks would wait in either."""
+    job_id, agent, other = running
+    assert (agent.job_order().store_node, other.job_order().store_node) == ("a", "a"), "told with the start"
+    second = StoreHosted(job_id=job_id, generation=1, host="10.0.0.2", port=29500)
+    (refusal,) = other.sync(stores=(second,)).refusals
+    assert (refusal.part, refusal.reason) == ("stores", "the store of generation 1 is on a")
+    assert agent.sync().jobs[0].store is None
+    agent.sync(stores=(StoreHosted(job_id=job_id, generation=1, host="10.0.0.1", port=29500),))
+    other.sync(stores=(second,))
+    order = agent.sync().jobs[0]
+    assert (order.store_node, order.store.host) == ("a", "10.0.0.1")

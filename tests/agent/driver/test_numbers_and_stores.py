@@ -1,0 +1,61 @@
+"""What all agents of a job must agree on, whatever each has heard: numbers of worlds, and where a start's store is."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from agent.driver.job_driver import JobDriver
+from agent.driver.lifecycle import Births
+from agent.protocol.sync import JobOrder
+from agent.supervisor.records import StoreKey
+from liver_core.handoff import ParticipantRecord, StoreAddress
+from tests.agent.driver.lead_scene import ACTIVE, FOUR
+from tests.agent.driver.test_notice_response import Scene
+from tests.agent.stub_service import JOB_ID, StubService
+from tests.agent.waiting import fake_job
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> JobOrder:
+    return StubService(fake_job(tmp_path), FOUR).order()
+
+
+def test_a_lead_takes_no_number_that_a_rank_of_its_node_has_seen_another_lead_use(order: JobOrder) -> None:
+    job = JobDriver(Scene(order, "d").node, JOB_ID)
+    assert job.lead.next_generation(order, ACTIVE) == 2
+    seen = ParticipantRecord(active=ACTIVE, highest_generation=6)
+    job.slots.participants[0] = cast(Any, SimpleNamespace(record=seen))
+    assert job.lead.next_generation(order, ACTIVE) == 7
+
+
+@pytest.mark.parametrize("lead_order", [FOUR, ("c", "b", "d", "a"), ()])
+@pytest.mark.parametrize("told", [None, "b"])
+def test_one_node_hosts_the_store_of_a_start_whatever_each_agent_has_heard_of_notices(
+    order: JobOrder, lead_order: tuple[str, ...], told: str | None
+) -> None:
+    hosts: list[str] = []
+    start = order.model_copy(update={"lead_order": lead_order, "store_node": told, "store": None})
+    roster = start.roster
+    assert roster is not None
+
+    async def ask(node_id: str) -> None:
+        async def host(key: StoreKey, address: str) -> StoreAddress:
+            hosts.append(node_id)
+            return StoreAddress(host=address, port=4_000)
+
+        stores = SimpleNamespace(host=host, address=lambda key: None)
+        node = SimpleNamespace(node_id=node_id, private_address="h", stores=stores, sync_soon=lambda: None)
+        memory = SimpleNamespace(record=ParticipantRecord())
+        slots = SimpleNamespace(memory=lambda slot: memory)
+        births = Births(cast(Any, node), JOB_ID, cast(Any, slots), cast(Any, None), cast(Any, None))
+        await births._store_for(start, roster)
+
+    async def run() -> None:
+        for node_id in FOUR:
+            await ask(node_id)
+
+    asyncio.run(run())
+    assert hosts == [told or "a"]
