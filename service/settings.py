@@ -96,7 +96,16 @@ class ServiceSettings(BaseSettings):
     crashes_max: int = Field(
         default=3, ge=1, description="the same error after the same step, so often: the job is failed"
     )
-    starts_max: int = Field(default=3, ge=1, description="failed starts in a row before the job is failed")
+    starts_max: int = Field(
+        default=3,
+        ge=1,
+        description="failed starts in a row before the job is failed; one whose nodes were taken is no failure",
+    )
+    start_guess_s: float = Field(
+        default=55.0,
+        ge=0,
+        description="how long a start is taken to need until its first step while none of the job has been timed",
+    )
 
     reconcile_s: float = Field(default=0.5, gt=0, description="period of the reconcilers; NOTIFY wakes them earlier")
     reconcilers: bool = True

@@ -376,8 +376,8 @@ def _read_job_file(path: Path) -> bytes:
 def _remarks(content: bytes) -> list[str]:
     """What of an accepted job file looks wrong."""
     from agent.protocol.jobfile import looks_secret
+    from service.cli.offline.workdir_check import remarks
     from service.jobs.job_yaml import read_fields
-    from service.jobs.workdir_check import remarks
 
     fields = read_fields(content)
     if not isinstance(fields, dict):

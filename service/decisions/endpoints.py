@@ -15,8 +15,9 @@ from service.decisions.rules import OPTIONS_MAX, considered, made_from, wanted
 from service.decisions.tables import DecisionRow
 from service.edge.routes import PeoplesRoute
 from service.jobs.queries import situation
-from service.jobs.rules import Do, next_action
+from service.jobs.rules import next_action
 from service.jobs.tables import ENDED, JobRow
+from service.jobs.view import Do
 from service.paging import PagesOf
 from service.planner.goals import Alert
 from service.planner.inputs import PlannerVerdict

@@ -8,8 +8,8 @@ from typing import Any
 
 from liver_core.layout.limits import fitting
 from service.jobs.queries import Situation
-from service.jobs.rules import Action, Do
 from service.jobs.tables import ENDED, JobState
+from service.jobs.view import Action, Do
 from service.planner.change_cost import expected_change
 from service.planner.decision import alternatives, decide
 from service.planner.inputs import Alternative, PlanInputs, PlannerDecision

@@ -13,7 +13,7 @@ from agent.protocol.sync import HandoffDeclined, HandoffMirror
 from agent.protocol.values import HandoffCause, HandoffState
 from liver_core.handoff import RankStage, Reason, Rung
 from liver_core.layout import to_json
-from service.handoffs.rules import Copy, is_open, orders_differ, replaces, went_through, why_opened
+from service.handoffs.rules import Copy, accepts_active, is_open, orders_differ, replaces, went_through, why_opened
 from service.handoffs.tables import DECLINED, HandoffRow
 from service.jobs.causes import (
     FIRST_CAUSE_WITHIN_S,
@@ -30,8 +30,9 @@ from service.jobs.causes import (
 )
 from service.jobs.operations import Birth, activate, add_generation, burn, set_state
 from service.jobs.queries import active_row
-from service.jobs.rules import Action, accepts_active, deadline_of, seconds
+from service.jobs.rules import deadline_of, seconds
 from service.jobs.tables import ENDED, GenerationRow, JobRow, JobState, SourceKind
+from service.jobs.view import Action
 from service.leases.queries import lease_since
 from service.ledger.egress import note_egress
 from service.ledger.operations import charge_pause

@@ -13,11 +13,12 @@ from sqlalchemy.orm import Session
 from agent.protocol.values import HandoffState, Placement
 from liver_core.handoff import Decision, Rung
 from service.db.base import among
-from service.handoffs.rules import OPEN, WAITS_TIMES_MAX
+from service.handoffs.rules import OPEN, WAITS_TIMES_MAX, Declined, OpenHandoff
+from service.handoffs.start_times import STARTS_LOOKED_AT, Starts, starts_of
 from service.handoffs.tables import DECLINED, HandoffRow
 from service.jobs.causes import FirstCause
-from service.jobs.rules import Declined, Loss, OpenHandoff
-from service.jobs.tables import GenerationRow, JobRow
+from service.jobs.tables import GenerationRow, JobRow, JobState, SourceKind
+from service.jobs.view import Loss
 from service.nodes.tables import NodeRow
 from service.paging import Pages
 
@@ -163,3 +164,17 @@ def lost_sight_of(
     wanted = members | set(placement_of(handoff).node_ids() if handoff is not None else ())
     rows = select(NodeRow.node_id, NodeRow.last_seen_at).where(NodeRow.node_id.in_(wanted))
     return tuple(session.execute(rows.where(NodeRow.last_seen_at < since).order_by(NodeRow.node_id)).tuples())
+
+
+def starts(session: Session, job: JobRow) -> Starts:
+    """How the newest starts of a job went. Asked only where it counts: while it starts, or waits for a next one."""
+    if job.state not in (JobState.STARTING, JobState.SUSPENDED):
+        return Starts()
+    statement = (
+        select(GenerationRow.source_kind, GenerationRow.created_at, GenerationRow.first_step_at)
+        .where(GenerationRow.job_id == job.job_id, GenerationRow.source_kind != SourceKind.HANDOFF)
+        .order_by(GenerationRow.generation.desc())
+        .limit(STARTS_LOOKED_AT)
+    )
+    found = session.execute(statement)
+    return starts_of((row.source_kind, row.created_at, row.first_step_at) for row in found)

@@ -114,14 +114,23 @@ def why_opened(known: str, leaving: Collection[str], mirror: HandoffMirror) -> s
     return "; ".join(filter(None, (known, f"{gone} will go{by}")))
 
 
-def _end(copy: Copy) -> HandoffState | None:
-    return None if is_open(copy.state) else copy.state
+def accepts_active(*, active: int | None, parent: int, generation: int, started_here: frozenset[int]) -> str | None:
+    """Why a handoff that its agents report as active must not become the job's generation; None if it may.
 
-
-def _key(copy: Copy) -> tuple[bool, int, int, int]:
-    ended = not is_open(copy.state)
-    # Once ended, the revision no longer matters: active beats aborted, whichever agent reports it.
-    return ended, 0 if ended else copy.plan_revision, _PROGRESS[copy.state], copy.mirror_seq
+    `started_here`: generations that the service itself started (first start, checkpoint rung). Agents without the
+    service may have completed several handoffs of which only the last is known. Its parent may then be above the active
+    generation, unless the service has started a generation in between.
+    """
+    if active is None:
+        return "the job has no active generation"
+    if generation <= active:
+        return f"generation {active} is already active"
+    if parent < active:
+        return f"its parent {parent} was replaced by generation {active}"
+    overtaken = sorted(number for number in started_here if parent < number or active < number <= parent)
+    if overtaken:
+        return f"the service has started generation {overtaken[-1]} since then"
+    return None
 
 
 def went_through(
@@ -137,3 +146,13 @@ def went_through(
     if later is None or later in started_here:
         return False
     return parent >= earlier and (recorded[later] or 0) >= generation
+
+
+def _end(copy: Copy) -> HandoffState | None:
+    return None if is_open(copy.state) else copy.state
+
+
+def _key(copy: Copy) -> tuple[bool, int, int, int]:
+    ended = not is_open(copy.state)
+    # Once ended, the revision no longer matters: active beats aborted, whichever agent reports it.
+    return ended, 0 if ended else copy.plan_revision, _PROGRESS[copy.state], copy.mirror_seq

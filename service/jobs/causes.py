@@ -4,7 +4,7 @@ Several facts tell of one failure. What an agent knows of a process that ended o
 and both outrank what another rank felt of it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -17,6 +17,8 @@ from liver_core.layout.roster import Roster
 
 FIRST_CAUSE_WITHIN_S = 1.5
 """Ranks feel that a peer is gone before its agent has reported how it ended, by no more than this."""
+SHUT_DOWN_BY = ("SIGTERM", "SIGKILL")
+"""How a machine that goes ends the processes on it, the ranks perhaps before the agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,21 @@ def ran_out(leaving: Iterable[tuple[str, datetime | None]], now: datetime) -> li
     """The nodes whose notices have run out, the earliest first. `leaving`: nodes, and by when they will go."""
     due = [(deadline_at, node_id) for node_id, deadline_at in leaving if deadline_at is not None]
     return [node_id for deadline_at, node_id in sorted(due) if deadline_at <= now]
+
+
+def may_be_of_a_node(cause: FirstCause | None) -> bool:
+    """Whether it only says that something cannot be reached which runs on a node, the one of a peer or of the store."""
+    return cause is not None and cause.what in (FailedPart.PEER, FailedPart.STORE)
+
+
+def is_of_nodes(cause: FirstCause | None, *, unheard: Collection[str], leaving: Collection[str]) -> bool:
+    """Whether nodes that are gone explain it, so that it says nothing against the job. `unheard`: nodes of the world
+    that are not heard, and have reported no error. `leaving`: those of which a notice tells."""
+    if cause is None or cause.what is FailedPart.START:
+        return False
+    if may_be_of_a_node(cause):
+        return bool(unheard)
+    return cause.what is FailedPart.NODE or (cause.node in leaving and cause.signal in SHUT_DOWN_BY)
 
 
 def stopped_among(ranks: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[tuple[str, int], ...]:

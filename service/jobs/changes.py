@@ -14,8 +14,8 @@ from agent.protocol.values import WrittenUtc
 from liver_core.handoff import Prefer
 from liver_core.layout.limits import Identifier
 from service.jobs.operations import touch
-from service.jobs.rules import Checkpoint
 from service.jobs.tables import ENDED, JobRow, JobState
+from service.jobs.view import Checkpoint
 from service.planner.feasibility import rule_violations
 from service.problems import conflict, field_problems, invalid
 

@@ -19,7 +19,6 @@ from service.db.base import ORDERS_SEQUENCE, Json, among
 from service.db.wake import SENDING, job_topic, node_topic, notify
 from service.jobs.causes import FirstCause, at_store
 from service.jobs.grants import end_grants, follow_members
-from service.jobs.rules import Checkpoint
 from service.jobs.tables import (
     ENDED,
     RANDOM_PART_CHARS,
@@ -31,6 +30,7 @@ from service.jobs.tables import (
     MemberRole,
     SourceKind,
 )
+from service.jobs.view import Checkpoint
 from service.nodes.tables import NodeRow
 from service.planner.feasibility import rule_violations
 from service.problems import conflict, invalid, not_found

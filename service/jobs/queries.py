@@ -23,7 +23,6 @@ from service.handoffs.tables import HandoffRow
 from service.jobs.causes import end_of, said_of, stopped_among
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.grants import cut_off
-from service.jobs.rules import Checkpoint, JobView, Leaving
 from service.jobs.tables import (
     RANDOM_PART_CHARS,
     CheckpointRow,
@@ -36,6 +35,7 @@ from service.jobs.tables import (
     SourceKind,
 )
 from service.jobs.tables import RankLogRow as LogRow
+from service.jobs.view import Checkpoint, JobView, Leaving
 from service.leases.markets import weighed_markets
 from service.ledger.remaining import remaining_of, spent_usd_of
 from service.metrics.step_times import measured_steps
@@ -204,6 +204,8 @@ def situation(session: Session, job: JobRow, *, poll_s: float, now: datetime) ->
         session, job, inputs, restart,
         nodes=usable.nodes, noticed=usable.noticed, row=row, handoff=handoff, heard_since=heard_since, now=now,
     )  # fmt: skip
+    unconfirmed = _unconfirmed(usable.nodes, world.node_ids() if world else (), job, heard_since)
+    view = replace(view, unconfirmed=unconfirmed, starts=handoffs.starts(session, job))
     view = replace(view, overspent=overspent(spent_usd, spec.budget_usd))
     return Situation(job.job_id, view, inputs, restart, handoff.handoff_id if handoff else None)
 
@@ -360,6 +362,16 @@ def _may_live(node: NodeRow, now: datetime) -> bool:
 
 def _unheard(nodes: Sequence[NodeRow], since: datetime) -> tuple[str, ...]:
     return tuple(node.node_id for node in nodes if node.state == NodeState.READY and node.last_seen_at < since)
+
+
+def _unconfirmed(
+    nodes: Sequence[NodeRow], members: Collection[str], job: JobRow, heard_since: datetime
+) -> tuple[str, ...]:
+    """Members not heard since the first error of their world, whose report is not overdue either."""
+    if job.error_at is None:
+        return ()
+    late = (node for node in nodes if node.node_id in members and heard_since <= node.last_seen_at < job.error_at)
+    return tuple(node.node_id for node in late)
 
 
 def _absent(session: Session, handoff: HandoffRow | None) -> tuple[str, ...]:

@@ -1,20 +1,28 @@
 """Decides what to do with a job next: one function from all known facts to one action with its reason. Pure."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
-from enum import StrEnum
 
-from agent.protocol.sync import LEASE_SHARE
 from agent.protocol.values import HandoffState, Placement
 from liver_core.handoff.generations import StartWait
 from liver_core.layout import Member
 from liver_core.layout.limits import fitting
 from service.handoffs.older_worlds import OLDER_MAY_STEP, starting_words, wait_of, waits_s
-from service.handoffs.rules import Declined, OpenHandoff
-from service.jobs.causes import FIRST_CAUSE_WITHIN_S, FailedPart, FirstCause, away_of, behind, first_of, ran_out
-from service.jobs.crashes import Crashes, RankError
-from service.jobs.tables import JobState, SourceKind
-from service.planner.inputs import PlannerDecision, PlannerVerdict, World
+from service.handoffs.rules import OpenHandoff
+from service.handoffs.start_times import next_start_at, start_left
+from service.jobs.causes import (
+    FailedPart,
+    FirstCause,
+    away_of,
+    behind,
+    first_of,
+    is_of_nodes,
+    may_be_of_a_node,
+    ran_out,
+)
+from service.jobs.tables import JobState
+from service.jobs.view import Action, Do, JobLimits, JobView, Leaving, Loss
+from service.planner.inputs import PlannerDecision, PlannerVerdict
 
 SUSPENDED_BECAUSE_CHARS_MAX = 500
 AWAIT_CAUSE_S = 0.3
@@ -22,156 +30,6 @@ STEPPING_S = 5.0
 """A step this recent shows that every rank of the job lives."""
 AHEAD_BY_OTHERS_S = 120.0
 """So long nodes that are no members are believed that a next world trains, without a report of how it came to be."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobLimits:
-    """How long to wait for agents before acting for them, in seconds (see Settings)."""
-
-    propose_after_s: float = 3.0
-    open_within_s: float = 15.0
-    propose_again_s: float = 60.0
-    handoff_quiet_s: float = 240.0
-    grow_settle_s: float = 3.0
-    lost_after_s: float = 20.0
-    start_within_s: float = 270.0
-    stop_within_s: float = 60.0
-    checkpoint_within_s: float = 120.0
-    stall_after_s: float = 20.0
-    stall_steps: int = 5
-    first_cause_within_s: float = FIRST_CAUSE_WITHIN_S
-    starts_max: int = 3
-    crashes_max: int = 3
-
-    @property
-    def lease_s(self) -> float:
-        """What an answer of the service is worth as a step lease."""
-        return LEASE_SHARE * self.lost_after_s
-
-
-@dataclass(frozen=True, slots=True)
-class Leaving:
-    """A member that will go, according to a notice that the service stored at `noticed_at`."""
-
-    node_id: str
-    noticed_at: datetime
-    deadline_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """The newest complete checkpoint. `finished_at`: None for one of another job."""
-
-    path: str
-    step: int
-    finished_at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """Why the live world cannot continue, in words and typed. `may_pass`: its ranks may all live behind nodes that are
-    silent so far."""
-
-    reason: str
-    cause: FirstCause | None
-    may_pass: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class JobView:
-    """Everything the rule needs. `decision`: the planner's decision for the nodes that stay, starting from the present
-    world; `restart`: its decision without that world.
-
-    `revoked`: members whose keys were revoked, of this world; `gone`, `silent`: members in that state; `answering`:
-    those whose machines answer other agents all the same; `absent`: targets of the open handoff in either state;
-    `unheard`: ready nodes whose report is overdue; `broken`: handoffs that failed; `errors`: those of ranks, the first
-    reported at `error_at`; `unharmed`: node and number of each rank that has none, or if some are stopped, of those;
-    `crashes`: what ended the job before; `ranks_left`: rank processes of this job that living agents still report;
-    `ahead`: a generation in which ranks already train, but whose handoff no agent has reported yet; `ahead_by_member`:
-    a node of the present world says so, and not only others; `step_s`: seconds of a usual step, 0 if not known;
-    `saves_at_end`: ranks that end write a checkpoint first; `saves_soon`: one has been asked for; `suspended_because`:
-    why the job was suspended, empty if it was not; `listening_since`: before, the service could not hear of any step.
-    `lost_sight_of`: nodes of this world, or of the open handoff's, that are not heard, and when they last were.
-    `steps_from_at`: before, ranks of this world make no step, since an older one was heard when it was started.
-    `unstepped_since`: when it was started, if it has made no step and is not the job's first.
-    `paused_because`: who asked that it stands until it is resumed, empty if nobody did. `overspent`: its budget is
-    spent; empty if it is not, or if there is none.
-    """
-
-    state: JobState
-    state_changed_at: datetime
-    now: datetime
-    decision: PlannerDecision
-    restart: PlannerDecision
-    stop_requested: bool = False
-    world: World | None = None
-    source: SourceKind | None = None
-    handoff: OpenHandoff | None = None
-    last_handoff_at: datetime | None = None
-    declined: Declined | None = None
-    leaving: tuple[Leaving, ...] = ()
-    revoked: tuple[str, ...] = ()
-    silent: tuple[str, ...] = ()
-    gone: tuple[str, ...] = ()
-    answering: tuple[str, ...] = ()
-    absent: tuple[str, ...] = ()
-    unheard: tuple[str, ...] = ()
-    lost_sight_of: tuple[tuple[str, datetime], ...] = ()
-    steps_from_at: datetime | None = None
-    unstepped_since: datetime | None = None
-    broken: tuple[Loss, ...] = ()
-    errors: tuple[RankError, ...] = ()
-    unharmed: tuple[tuple[str, int], ...] = ()
-    error_at: datetime | None = None
-    crashes: Crashes = field(default_factory=Crashes)
-    ranks_left: int = 0
-    ahead: int | None = None
-    ahead_by_member: bool = True
-    last_step: int = 0
-    last_step_at: datetime | None = None
-    step_s: float = 0.0
-    checkpoint: Checkpoint | None = None
-    failed_starts: int = 0
-    finished: str | None = None
-    saves_at_end: bool = False
-    saves_soon: bool = False
-    suspended_because: str = ""
-    listening_since: datetime | None = None
-    paused_because: str = ""
-    overspent: str = ""
-
-
-class Do(StrEnum):
-    """The kinds of action."""
-
-    NOTHING = "nothing"
-    START = "start"
-    PROPOSE = "propose"
-    DROP_HANDOFF = "drop_handoff"
-    SUSPEND = "suspend"
-    SETTLE = "settle"
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """What to do and why. `look_again_s`: time after which the same facts may lead to another action. `save`: ranks are
-    asked for a checkpoint, since the rest may fail. `crashes`, `suspended_because`: to be remembered. `cause`: what
-    ended the world that the job has had."""
-
-    do: Do
-    reason: str
-    target: Placement | None = None
-    checkpoint: Checkpoint | None = None
-    lost_steps: int = 0
-    state: JobState | None = None
-    leaving: tuple[Leaving, ...] = ()
-    look_again_s: float | None = None
-    failed_start: bool = False
-    save: bool = False
-    crashes: Crashes | None = None
-    cause: FirstCause | None = None
-    suspended_because: str = ""
-    steps_after_s: float = 0.0
 
 
 def next_action(view: JobView, limits: JobLimits) -> Action:
@@ -223,9 +81,8 @@ def _keep_running(view: JobView, limits: JobLimits) -> Action:
         return _fall_back(view, limits, loss)
     if view.handoff is not None:
         return _watch_handoff(view, view.handoff, limits)
-    if view.state is JobState.STARTING and not view.leaving:
-        look_s = limits.start_within_s + waits_s(view.now, view.steps_from_at)
-        return Action(Do.NOTHING, starting_words(view.steps_from_at), look_again_s=look_s)
+    if view.state is JobState.STARTING:
+        return _carry_through_or_not(view, limits)
     if view.leaving:
         return _answer_notices(view, limits)
     action = _grow_or_stay(view, limits)
@@ -243,7 +100,10 @@ def _is_ahead(view: JobView) -> bool:
 
 
 def _may_know_more(view: JobView, limits: JobLimits) -> bool:
-    """Whether ranks only miss a peer so far, so that the agent of the one that failed is about to report it."""
+    """Whether ranks only miss a peer so far, so that the agent of the one that failed is about to report it. Or where a
+    start is lost, a node may be gone with what they miss: it is heard or overdue within seconds."""
+    if view.state is JobState.STARTING and view.unconfirmed:
+        return all(may_be_of_a_node(error.cause) for error in view.errors)
     age_s = (view.now - view.error_at).total_seconds() if view.error_at else limits.first_cause_within_s
     return all(error.cause.is_felt for error in view.errors) and age_s < limits.first_cause_within_s
 
@@ -308,11 +168,21 @@ def _fall_back(view: JobView, limits: JobLimits, lost: Loss) -> Action:
     if lost.may_pass and view.restart.target is None:
         # Nothing could start without them, so that waiting costs nothing: within seconds they are heard again or gone.
         return Action(Do.NOTHING, f"{lost.reason}; they may come back: {view.restart.reason}", look_again_s=1.0)
-    return replace(_start_again(view, limits, lost.reason), cause=lost.cause)
+    return _start_again(view, limits, lost)
 
 
-def _start_again(view: JobView, limits: JobLimits, loss: str) -> Action:
-    failed_start = view.state is JobState.STARTING
+def _start_again(view: JobView, limits: JobLimits, lost: Loss) -> Action:
+    return replace(_restart(view, limits, lost.reason, failed_start=_fails(view, lost.cause)), cause=lost.cause)
+
+
+def _fails(view: JobView, cause: FirstCause | None) -> bool:
+    """Whether this is a start that failed, and not only one whose nodes were taken."""
+    members, leaving = view.world.node_ids() if view.world else (), {item.node_id for item in view.leaving}
+    away = {name for name, _ in view.lost_sight_of} & set(members) - {error.node for error in view.errors}
+    return view.state is JobState.STARTING and not is_of_nodes(cause, unheard=away, leaving=leaving)
+
+
+def _restart(view: JobView, limits: JobLimits, loss: str, *, failed_start: bool) -> Action:
     if failed_start and view.failed_starts + 1 >= limits.starts_max:
         reason = f"{limits.starts_max} starts in a row failed; the last one: {loss}"
         return Action(Do.SETTLE, reason, state=JobState.FAILED, failed_start=True)
@@ -324,6 +194,8 @@ def _start_again(view: JobView, limits: JobLimits, loss: str) -> Action:
         return Action(Do.SETTLE, reason, state=JobState.FAILED, crashes=crashes)
     if view.restart.target is None:
         return replace(_suspend(loss, view.restart), crashes=crashes)
+    if early := _too_early(view, limits, loss):
+        return early
     if unheard := [node for node in view.restart.target.node_ids() if node in view.unheard]:
         # One of them may be what was lost. It reports, or counts as silent and is left out, within seconds.
         return Action(Do.NOTHING, f"{loss}; a restart waits for news from {', '.join(unheard[:8])}", look_again_s=0.5)
@@ -346,6 +218,37 @@ def _start_again(view: JobView, limits: JobLimits, loss: str) -> Action:
         look_again_s=limits.start_within_s,
         steps_after_s=wait.steps_after_s,
     )
+
+
+def _too_early(view: JobView, limits: JobLimits, why: str) -> Action | None:
+    """What to do instead of a start where several in a row have made no step, and the next one has to wait."""
+    begins_at = next_start_at(view.starts, view.state_changed_at, starts_max=limits.starts_max)
+    if begins_at <= view.now:
+        return None
+    text = f"{view.starts.stepless} starts in a row made no step; the next one begins at {begins_at:%H:%M:%S} UTC"
+    return Action(Do.NOTHING, f"{why}; {text}", look_again_s=(begins_at - view.now).total_seconds())
+
+
+def _carry_through_or_not(view: JobView, limits: JobLimits) -> Action:
+    """A start that has made no step yet, and perhaps will lose a node. No agent hands it over before its first step, so
+    that one which comes too late for that is replaced at once."""
+    words, names = starting_words(view.steps_from_at), ", ".join(item.node_id for item in view.leaving[:8])
+    look_s = limits.start_within_s + waits_s(view.now, view.steps_from_at)
+    if view.leaving and view.decision.target is None and not view.silent:
+        return _suspend(f"{names} will go", view.decision)
+    end_at = deadline_of(view.leaving)
+    if end_at is None:
+        return Action(Do.NOTHING, words, look_again_s=look_s)
+    usual_s = limits.start_guess_s if view.starts.usual_s is None else view.starts.usual_s
+    takes = {"usual_s": usual_s, "step_s": view.step_s, "steps_from_at": view.steps_from_at}
+    left = start_left(view.now, view.state_changed_at, end_at, **takes)
+    if not left.is_lost:
+        text = f"{words}; {names} will go, not before {end_at:%H:%M:%S} UTC: the first step should come in time"
+        return Action(Do.NOTHING, text, look_again_s=min(look_s, left.is_lost_in_s))
+    first = next(item.node_id for item in view.leaving if item.deadline_at == end_at)
+    needs_s = left.to_step_s + left.step_s
+    text = f"{first} goes in {max(0.0, left.to_end_s):.0f} s, and a handoff of this start needs {needs_s:.0f} s"
+    return _start_again(view, limits, Loss(text, _of_node(first, view)))
 
 
 def _wait_of(view: JobView, target: Placement, limits: JobLimits) -> StartWait:
@@ -382,8 +285,8 @@ def _answer_notices(view: JobView, limits: JobLimits) -> Action:
     """Members will go and no handoff is open: propose one for all of them, after the agents had time to open one. They
     could not or would not, so a checkpoint is written too: if nothing comes of the proposal, little is lost."""
     noticed_at = max(item.noticed_at for item in view.leaving)
-    # The agents' own handoff may have just been aborted as superseded; they get the same time to open the next.
-    since = max(noticed_at, view.last_handoff_at) if view.last_handoff_at else noticed_at
+    # They open none before the first step, and another one where theirs was just aborted as superseded.
+    since = max(noticed_at, view.state_changed_at, view.last_handoff_at or noticed_at)
     waited_s = (view.now - since).total_seconds()
     # Where nothing fits the agents cannot act either: their plans come from here. A silent node may come back.
     hopeless = view.decision.target is None and not view.silent
@@ -435,6 +338,8 @@ def _start_if_possible(view: JobView, limits: JobLimits) -> Action:
     why = f"{_why_suspended(view)}; ".removeprefix("; ")
     if view.restart.target is None:
         return Action(Do.NOTHING, f"{why}waiting: {view.restart.reason}")
+    if view.suspended_because and (early := _too_early(view, limits, _why_suspended(view))):
+        return early
     # A job that has run before continues from its checkpoint; without one it starts over.
     lost = _lost_steps(view)
     source = f"from checkpoint of step {view.checkpoint.step}" if view.checkpoint else "from its beginning"
@@ -465,25 +370,6 @@ def _settle(state: JobState, reason: str, *, look_again_s: float | None = None) 
 
 def _lost_steps(view: JobView) -> int:
     return max(0, view.last_step - (view.checkpoint.step if view.checkpoint else 0))
-
-
-def accepts_active(*, active: int | None, parent: int, generation: int, started_here: frozenset[int]) -> str | None:
-    """Why a handoff that its agents report as active must not become the job's generation; None if it may.
-
-    `started_here`: generations that the service itself started (first start, checkpoint rung). Agents without the
-    service may have completed several handoffs of which only the last is known. Its parent may then be above the active
-    generation, unless the service has started a generation in between.
-    """
-    if active is None:
-        return "the job has no active generation"
-    if generation <= active:
-        return f"generation {active} is already active"
-    if parent < active:
-        return f"its parent {parent} was replaced by generation {active}"
-    overtaken = sorted(number for number in started_here if parent < number or active < number <= parent)
-    if overtaken:
-        return f"the service has started generation {overtaken[-1]} since then"
-    return None
 
 
 def deadline_of(leaving: tuple[Leaving, ...]) -> datetime | None:

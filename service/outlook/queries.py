@@ -14,9 +14,10 @@ from agent.protocol.values import HandoffState
 from liver_core.layout import Roster
 from service.handoffs.queries import open_handoff, placement_of
 from service.jobs import queries
-from service.jobs.rules import JobLimits, next_action
+from service.jobs.rules import next_action
 from service.jobs.schemas import JobPace
 from service.jobs.tables import ENDED, GenerationRow, JobRow, JobState, RankLogRow
+from service.jobs.view import JobLimits
 from service.nodes.tables import NodeRow
 from service.notices.queries import as_fact, open_notices
 from service.notices.rules import earliest_deadline, takes_node

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from service.jobs.queries import Situation
-from service.jobs.rules import Action, Do
 from service.jobs.tables import JobRow, JobState
+from service.jobs.view import Action, Do
 
 PASSED_MAX = 2
 """However sure it seems, after so many looks left out there is a whole one."""

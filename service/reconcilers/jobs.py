@@ -19,8 +19,9 @@ from service.handoffs.queries import open_handoff
 from service.jobs.membership import refresh_members
 from service.jobs.operations import close_generation, new_birth, set_state, start_generation, touch
 from service.jobs.queries import Situation, situation
-from service.jobs.rules import Action, Do, JobLimits, next_action
+from service.jobs.rules import next_action
 from service.jobs.tables import ENDED, JobMemberRow, JobRow, JobState, MemberRole, SourceKind
+from service.jobs.view import Action, Do, JobLimits
 from service.planner.choices import Candidates
 from service.planner.losses import layouts_by_count, spares, standing_plans
 from service.reconcilers.calm_jobs import LOOK_AT_CALM_S, CalmJobs, look_again_in_s, time_changes_nothing

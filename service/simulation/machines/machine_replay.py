@@ -151,7 +151,8 @@ class MachineReplay(ClusterReplay):
         decision, layout = self._as_planned(found, staying, self._ground.world is not None)
         if inputs.standing is not None and not inputs.standing.is_whole:
             found = self._policy.decide(replace(inputs, standing=None))
-        if layout is None and self._ground.world is not None and not self._is_broken():
+        world = self._ground.world
+        if layout is None and world is not None and world.begun and not self._is_broken():
             return Planned(decision, decision, None, None)
         restart, restart_layout = self._as_planned(found, staying, False)
         return Planned(decision, restart, layout, restart_layout)

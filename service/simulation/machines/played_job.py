@@ -14,11 +14,13 @@ from agent.protocol.values import HandoffState, Placement
 from liver_core.handoff import Reason, StoreAddress, start_order
 from liver_core.handoff.generations import next_start
 from liver_core.layout import Roster
-from service.handoffs.rules import Declined, OpenHandoff
+from service.handoffs.rules import Declined, OpenHandoff, accepts_active
+from service.handoffs.start_times import starts_of
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.queries import OVERDUE_POLLS, OVERDUE_S
-from service.jobs.rules import Action, Checkpoint, Do, JobLimits, JobView, Leaving, Loss, accepts_active, next_action
+from service.jobs.rules import next_action
 from service.jobs.tables import ENDED, JobState
+from service.jobs.view import Action, Checkpoint, Do, JobLimits, JobView, Leaving, Loss
 from service.nodes.rules import state_of
 from service.nodes.tables import NodeState
 from service.planner.inputs import World
@@ -328,10 +330,15 @@ class PlayedJob:
             crashes=self._crashes,
             ranks_left=ground.ranks_left() if self.state in (JobState.SUSPENDING, JobState.STOPPING) else 0,
             failed_starts=self._failed_starts,
+            starts=starts_of((each.how, utc(each.at_s), self._stepped_at(each)) for each in reversed(self._starts)),
             saves_at_end=ground.times.writes_checkpoints,
             suspended_because=self._because,
         )
         return view if layout is None else replace(view, **self._steps(layout))
+
+    @staticmethod
+    def _stepped_at(start: Enacted) -> datetime | None:
+        return utc(start.end_s) if start.ended == "active" else None
 
     def _steps(self, layout: Candidate) -> dict[str, Any]:
         """What ranks report of their steps, and of checkpoints."""

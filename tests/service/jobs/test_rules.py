@@ -10,24 +10,12 @@ from agent.protocol.process_end import ProcessEnd
 from agent.protocol.values import HandoffState, Placement
 from liver_core.handoff import FailureCause
 from liver_core.layout import Member, ParallelLayout
-from service.handoffs.rules import Declined, went_through
+from service.handoffs.rules import Declined, OpenHandoff, accepts_active, went_through
 from service.jobs.causes import FailedPart, FirstCause
 from service.jobs.crashes import RankError
-from service.jobs.rules import (
-    SUSPENDED_BECAUSE_CHARS_MAX,
-    Action,
-    Checkpoint,
-    Do,
-    JobLimits,
-    JobView,
-    Leaving,
-    Loss,
-    OpenHandoff,
-    accepts_active,
-    deadline_of,
-    next_action,
-)
+from service.jobs.rules import SUSPENDED_BECAUSE_CHARS_MAX, deadline_of, next_action
 from service.jobs.tables import ENDED, JobState, SourceKind
+from service.jobs.view import Action, Checkpoint, Do, JobLimits, JobView, Leaving, Loss
 from service.planner.inputs import PlannerDecision, PlannerVerdict, World
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -632,9 +620,8 @@ def test_a_start_that_fails_counts_and_a_running_job_that_fails_does_not():
     assert (running.do, running.failed_start) == (Do.START, False)
 
 
-def test_notices_come_before_growth_and_before_the_end_of_a_start():
-    noticed = {"leaving": (Leaving("c", at(-30), None),), "decision": MOVE}
-    assert act(view(**noticed, state=JobState.STARTING, state_changed_at=at(-9))).do is Do.PROPOSE
+def test_notices_come_before_growth():
+    assert act(view(leaving=(Leaving("c", at(-30), None),), decision=MOVE)).leaving
     assert act(view(decision=replace(MOVE, verdict=PlannerVerdict.STAY))).do is Do.NOTHING, "no notice, no move"
     assert deadline_of((Leaving("c", at(0), None),)) is None
 

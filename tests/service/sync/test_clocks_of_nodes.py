@@ -11,8 +11,8 @@ from agent.protocol.values import Placement
 from liver_core.layout import Member, ParallelLayout
 from service.cli.columns import Cell
 from service.cli.nodes import _remark, _with_remark
-from service.jobs.rules import Action, Do
 from service.jobs.tables import JobRow
+from service.jobs.view import Action, Do
 from service.reconcilers.jobs import apply_action
 
 OFF_S = [-300, 300]

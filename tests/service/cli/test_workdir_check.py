@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from service.jobs.workdir_check import remarks
+from service.cli.offline.workdir_check import remarks
 
 
 @pytest.fixture
