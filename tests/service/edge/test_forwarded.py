@@ -4,6 +4,7 @@ them."""
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -49,7 +50,8 @@ def served(app, settings: ServiceSettings, host: str = "127.0.0.1") -> Iterator[
 
 
 def trusting(settings: ServiceSettings, proxies: str) -> ServiceSettings:
-    return ServiceSettings(**settings.model_dump(include={"data_dir", "reconcilers"}), trusted_proxies=proxies)
+    given: dict[str, Any] = settings.model_dump(include={"data_dir", "reconcilers"}) | {"trusted_proxies": proxies}
+    return ServiceSettings(**given)
 
 
 def tries(client: httpx.Client, addresses: list[str]) -> list[int]:

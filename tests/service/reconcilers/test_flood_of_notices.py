@@ -10,8 +10,10 @@ from tests.service.reconcilers.conftest import Fleet
 def advice(fleet: Fleet, since: int) -> tuple:
     """As many notices as a report may have, each of a source of its own, that move nobody."""
     fact = fleet.agents["b"].notice(deadline_s=30, kind=NoticeKind.REBALANCE)
+    assert fact.deadline_utc is not None
+    later = fact.deadline_utc + timedelta(seconds=1)
     return tuple(
-        fact.model_copy(update={"source": f"source-{number}", "deadline_utc": fact.deadline_utc + timedelta(seconds=1)})
+        fact.model_copy(update={"source": f"source-{number}", "deadline_utc": later})
         for number in range(since, since + NOTICES_PER_REPORT_MAX)
     )
 

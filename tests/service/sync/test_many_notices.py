@@ -91,16 +91,16 @@ def test_a_nearer_notice_takes_the_place_of_the_latest_one(running, client, cont
 def test_what_is_withdrawn_and_heard_anew_without_end_leaves_few_rows(running, client, context, clock, monkeypatch):
     monkeypatch.setattr(operations, "HISTORY_OF_LEASE_MAX", 10)
     _, agent, other = running
-    last: NoticeFact | None = None
+    facts: list[NoticeFact] = []
     for _ in range(4):
-        facts = []
+        facts.clear()
         for _ in range(NOTICES_PER_REPORT_MAX // 2):
             clock.advance(1)
-            last = agent.notice(deadline_s=HOUR_S)
-            facts += [last, withdraw(last, clock())]
+            fact = agent.notice(deadline_s=HOUR_S)
+            facts += [fact, withdraw(fact, clock())]
         agent.sync(notices=tuple(facts[:-1]))
     assert len(stored(context)) == 10 + 1
-    assert other.sync().jobs[0].notices == (last,)
+    assert other.sync().jobs[0].notices == (facts[-2],)
     shown = client.get("/api/v1/notices?limit=1000").json()
     assert [notice["open"] for notice in shown] == [True] + [False] * (len(shown) - 1)
     numbers = {row.occurrence_id for row in stored(context)}
