@@ -6,9 +6,13 @@ A bare pid is never trusted: the kernel may have given it to another process sin
 import os
 import select
 import signal
+import socket
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+LISTENER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,23 @@ def _stat(pid: int) -> list[bytes] | None:
         return None
     # The command name may contain spaces and parentheses; the other fields follow the last closing parenthesis.
     return stat[stat.rindex(b")") + 2 :].split()
+
+
+UNKNOWN = ProcessIdentity(0, 0.0)
+
+
+def listener_of(socket_path: str) -> ProcessIdentity | None:
+    """The process that listens at a unix socket; None if none does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(LISTENER_S)
+        try:
+            client.connect(socket_path)
+            credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        except OSError:
+            return None
+    pid = struct.unpack("3i", credentials)[0]
+    start_time = read_start_time(pid)
+    return None if start_time is None else ProcessIdentity(pid, start_time)
 
 
 def own_identity() -> ProcessIdentity:

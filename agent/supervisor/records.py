@@ -28,7 +28,8 @@ class SlotKey:
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """The journal's record of a rank process: enough for the next agent to find exactly this process."""
+    """The journal's record of a rank process: enough for the next agent to find exactly this process. `process` is
+    UNKNOWN while it is being forked: then it is the one that listens at `socket_path`, if any does."""
 
     __pydantic_config__ = STRICT
 

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent.journal import Journal, Table
@@ -20,11 +20,11 @@ from agent.protocol.secret_values import NO_SECRETS, SecretPlaces, environment_o
 from agent.protocol.values import Message
 from agent.protocol.worker import RankSpec
 from agent.supervisor.logs import read_last_line, read_untold
-from agent.supervisor.process import ProcessIdentity, is_stopped, open_pidfd, send_signal
+from agent.supervisor.process import UNKNOWN, ProcessIdentity, is_stopped, listener_of, open_pidfd, send_signal
 from agent.supervisor.rank_link import RankLink
 from agent.supervisor.records import RankRecord, RankState, SlotKey
 from agent.supervisor.watchdog import RankPulse
-from agent.supervisor.zygote_client import Exited, ForkRequest
+from agent.supervisor.zygote_client import Exited, ForkRequest, ZygoteError
 from agent.supervisor.zygote_host import ZygoteHost
 from liver_core.gpu_environment import check_environment, check_job_environment, rank_environment
 from liver_core.handoff import FailedPart, FailureCause, RankStage, Reason
@@ -36,6 +36,8 @@ TERMINATE_S = 5.0
 KILL_S = 10.0
 CODES_MAX = 4_096
 LOGS_PER_JOB_MAX = 64
+NEVER = -1.0
+"""Start time of a process that never was; what is said of it needs some pid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +85,20 @@ class Supervisor:
         self._code_known = asyncio.Event()
 
     def adopt(self) -> None:
-        """Watch the ranks in the journal. One that has ended since is reported by `on_exit`."""
+        """Watch the ranks in the journal. One that has ended since is reported by `on_exit`, and so is one of which the
+        last agent had just asked for the fork, if nothing came of it."""
         for text, data in self._journal.items(Table.RANK):
-            self._watch(SlotKey.parse(text), from_json(RankRecord, data))
+            record = from_json(RankRecord, data)
+            if record.process != UNKNOWN:
+                self._watch(SlotKey.parse(text), record)
+                continue
+            process = listener_of(record.socket_path)
+            record = replace(record, process=process or ProcessIdentity(os.getpid(), NEVER))
+            state = self._watch(SlotKey.parse(text), record)
+            if process is None:
+                state.reason = Reason("its agent was killed as it started it", "start", record.rank)
+            else:
+                self._journal.put(Table.RANK, text, to_json(record))
 
     @property
     def states(self) -> Mapping[SlotKey, RankState]:
@@ -106,18 +119,23 @@ class Supervisor:
         in_use = {state.record.log_path for state in self._states.values()}
         await asyncio.to_thread(log_path.parent.mkdir, parents=True, exist_ok=True, mode=0o700)
         await asyncio.to_thread(_drop_old_logs, log_path.parent, in_use)
-        process = await self._zygote.fork(
-            ForkRequest(
-                name=f"rank/{key}/{spec.order.generation}/{origin}",
-                entry=self._settings.rank_entry,
-                spec=spec.model_dump(mode="json", by_alias=True),
-                log_path=str(log_path),
-                socket_path=spec.socket_path,
-                environment=environment,
-                workdir=spec.spec.workdir,
-            )
+        request = ForkRequest(
+            name=f"rank/{key}/{spec.order.generation}/{origin}",
+            entry=self._settings.rank_entry,
+            spec=spec.model_dump(mode="json", by_alias=True),
+            log_path=str(log_path),
+            socket_path=spec.socket_path,
+            environment=environment,
+            workdir=spec.spec.workdir,
         )
-        record = RankRecord(process, spec.socket_path, str(log_path), spec.order.generation, spec.rank, origin)
+        record = RankRecord(UNKNOWN, spec.socket_path, str(log_path), spec.order.generation, spec.rank, origin)
+        await asyncio.to_thread(self._journal.put, Table.RANK, str(key), to_json(record))
+        try:
+            process = await self._zygote.fork(request)
+        except (ZygoteError, OSError):
+            await asyncio.to_thread(self._journal.delete, Table.RANK, str(key))
+            raise
+        record = replace(record, process=process)
         await asyncio.to_thread(self._journal.put, Table.RANK, str(key), to_json(record))
         return self._watch(key, record)
 

@@ -10,24 +10,33 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import psutil
 import pytest
 
-from agent.journal import Journal, Table
+from agent.journal import Journal, JournalError, Table
 from agent.protocol.rank import Hello, RankEvent, StepReport
 from agent.protocol.secret_values import NO_SECRETS, SecretPlaces
 from agent.protocol.worker import RankSpec
 from agent.supervisor.job_user import JobUser
-from agent.supervisor.process import ProcessIdentity, is_alive, is_stopped, read_start_time, send_signal, wait_end
-from agent.supervisor.records import SlotKey, StoreKey, StoreRecord
+from agent.supervisor.process import (
+    UNKNOWN,
+    ProcessIdentity,
+    is_alive,
+    is_stopped,
+    read_start_time,
+    send_signal,
+    wait_end,
+)
+from agent.supervisor.records import RankRecord, SlotKey, StoreKey, StoreRecord
 from agent.supervisor.stores import StoreError, Stores
 from agent.supervisor.supervisor import TERMINATE_S, Supervisor, SupervisorSettings
 from agent.supervisor.zygote_client import ForkRequest, ZygoteError
 from agent.supervisor.zygote_host import ZygoteHost
 from liver_core.handoff import FailedPart, FailureCause, RankStage, Reason, StoreAddress, start_order
-from liver_core.layout import Member, ParallelLayout, Roster, from_json
+from liver_core.layout import Member, ParallelLayout, Roster, from_json, to_json
 from liver_core.steady_clock import PROCESS_CLOCK
 from tests.agent.waiting import eventually, fake_job, quick_directory
 
@@ -286,6 +295,48 @@ def test_a_rank_that_ended_while_no_agent_ran_is_told_as_an_exit_with_its_code(r
             await eventually(lambda: second.exits, "the exit")
             assert second.exits[0][0] == KEY
             assert "exit code 7" in second.exits[0][1].text
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_whose_agent_was_killed_as_it_forked_it_is_found_by_its_socket(run_dir: Path) -> None:
+    async def scenario() -> None:
+        first = Node(run_dir, "tests.agent.fake_rank:run", "json")
+        put = first.journal.put
+
+        def killed(table: Table, key: str, value: Any) -> None:
+            if table is Table.RANK and value["process"]["pid"]:
+                raise JournalError("killed")
+            put(table, key, value)
+
+        first.journal.put = killed  # type: ignore[method-assign]
+        with pytest.raises(JournalError, match="killed"):
+            await first.supervisor.launch(first.spec(), "o")
+        await first.leave()
+        async with node(run_dir) as this:
+            state = this.supervisor.states[KEY]
+            await eventually(lambda: state.hello_received, "the hello")
+            kept = from_json(RankRecord, this.journal.get(Table.RANK, str(KEY)))
+            assert state.record == kept and is_alive(kept.process)
+            await this.supervisor.stop(KEY, "stop", grace_s=5.0)
+            paths.append(kept.socket_path)
+
+    paths: list[str] = []
+    asyncio.run(scenario())
+    assert not os.path.exists(paths[0])
+
+
+def test_a_rank_of_which_nothing_came_when_its_agent_was_killed_is_told_as_ended_at_once(run_dir: Path) -> None:
+    async def scenario() -> None:
+        first = Node(run_dir, "tests.agent.fake_rank:run", "json")
+        record = RankRecord(UNKNOWN, str(run_dir / "r.sock"), str(run_dir / "r.log"), 1, 0, "o")
+        first.journal.put(Table.RANK, str(KEY), to_json(record))
+        await first.leave()
+        async with node(run_dir) as this:
+            await eventually(lambda: this.exits, "the exit", timeout_s=3.0)
+            assert this.exits[0][1].text.startswith(f"rank process (pid {os.getpid()}) ended")
+            assert this.exits[0][1].text.endswith("it reported: its agent was killed as it started it")
+            assert this.journal.get(Table.RANK, str(KEY)) is None
 
     asyncio.run(scenario())
 
