@@ -148,3 +148,4 @@ class ControlSocket:
         with self._changed:
             if self._agent is connection:
                 self._agent = None  # It has ended.
+                self._changed.notify_all()
