@@ -382,10 +382,10 @@ class JobDriver:
         self._node.outbox.put_checkpoint(
             CheckpointFact(
                 job_id=self.job_id,
-                generation=self.slots.world_of(slot, state),
+                generation=event.generation or self.slots.world_of(slot, state),
                 step=event.step,
                 path=event.path,
-                finished_utc=utc(self._node.now()),
+                finished_utc=utc(event.finished_utc or self._node.now()),
                 size_bytes=event.size_bytes,
                 seconds=event.seconds,
                 asked=event.asked,

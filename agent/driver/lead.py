@@ -209,9 +209,13 @@ class Lead:
             await self._feed(Cancel(reason))
 
     async def give_way(self, started: int) -> None:
-        """The service has started this world: what leads to a successor of an older one ends."""
-        self._started = max(self._started, started)
-        await self.cancel(Reason(f"generation {started} starts afresh", "cancel"))
+        """The service has started this world: what leads to a successor of an older one ends. Said again and again."""
+        proposal = self._proposer.record.proposal
+        if started <= self._started:
+            return
+        self._started = started
+        if proposal is not None and proposal.parent < started:
+            await self.cancel(Reason(f"generation {started} starts afresh", "cancel"))
 
     async def take_store_death(self, generation: int) -> None:
         """The store of a world died. A handoff to that world cannot be decided any more."""

@@ -65,8 +65,8 @@ class Births:
         # started it hears only of a handoff that followed.
         follows = isinstance(order.source, SourceHandoff)
         started = first_of(order.generation) if follows else order.generation
-        if await self._slots.give_up(started):
-            await self._lead.give_way(started)
+        await self._slots.give_up(started)
+        await self._lead.give_way(started)
         if follows:
             return
         store = await self._store_for(order, roster)

@@ -28,8 +28,8 @@ from liver_core.layout.limits import (
 
 Pid = Annotated[int, Bound(ge=1, le=COUNT_MAX)]
 LINE_BYTES_MAX = 4 * 1024 * 1024
-UNTOLD = "no agent is there to be told: "
-"""Begins a line of a rank's log. The rest is a fact that its process ends with, for the agent that comes next."""
+LAST_SAID = "last said: "
+"""Begins a line of a rank's log. The rest is a fact that its process ends with, for an agent that was not there."""
 
 
 class Prepare(Message):
@@ -168,6 +168,8 @@ class Checkpointed(Message):
     seconds: Seconds | None = None
     size_bytes: Count | None = None
     asked: Count = Field(default=0, description="Number of the request that it answers, 0 without one.")
+    generation: Generation | None = Field(default=None, description="The world that wrote it.")
+    finished_utc: Amount | None = Field(default=None, description="By the agent's clock, in seconds since 1970.")
 
 
 class Finished(Message):

@@ -10,11 +10,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.protocol.rank import FACTS, UNTOLD, RankEvent, decode_event
+from agent.protocol.rank import FACTS, LAST_SAID, RankEvent, decode_event
 
 LOG_BYTES_MAX = 16 * 1024 * 1024
 LAST_LINE_BYTES_MAX = 4_096
-UNTOLD_BYTES_MAX = 64 * 1024
+LAST_SAID_BYTES_MAX = 64 * 1024
 CUT_NOTE = b"[liver: the log above this line was dropped, it had grown over its limit]\n"
 
 
@@ -97,20 +97,20 @@ def read_last_line(path: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def read_untold(path: Path) -> list[RankEvent]:
-    """What a rank that has ended had no agent to tell: facts in the last lines of its log. A line that is none, such as
-    one that the user's code wrote, is left out."""
+def read_last_said(path: Path) -> list[RankEvent]:
+    """The facts that a rank ended with, from the last lines of its log. A line that is none, such as one that the
+    user's code wrote, is left out."""
     found: list[RankEvent] = []
     try:
         with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - UNTOLD_BYTES_MAX))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_SAID_BYTES_MAX))
             lines = _decode(file.read()).split("\n")
     except OSError:
         return found
     for line in lines:
-        if line.startswith(UNTOLD):
+        if line.startswith(LAST_SAID):
             with contextlib.suppress(ValueError):
-                event = decode_event(line.removeprefix(UNTOLD).encode())
+                event = decode_event(line.removeprefix(LAST_SAID).encode())
                 found += [event] if isinstance(event, FACTS) else []
     return found
 

@@ -1,8 +1,9 @@
 """What the supervisor knows of one slot's process and of one store child, and its form in the journal. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agent.protocol.process_end import STOPPED, ProcessEnd
+from agent.protocol.values import Message
 from agent.supervisor.process import ProcessIdentity
 from agent.supervisor.watchdog import RankPulse
 from liver_core.handoff import RankStage, Reason, StoreAddress
@@ -43,7 +44,8 @@ class RankRecord:
 
 @dataclass(slots=True)
 class RankState:
-    """The last known state of a rank process. `generation` and `rank` are those of the world it trains in."""
+    """The last known state of a rank process. `generation` and `rank` are those of the world it trains in. `heard`: the
+    latest fact of each kind, which is told again and again."""
 
     record: RankRecord
     pulse: RankPulse
@@ -56,6 +58,7 @@ class RankState:
     reason: Reason | None = None
     ended: ProcessEnd | None = None
     hang: Reason | None = None
+    heard: dict[type[Message], Message] = field(default_factory=dict)
 
     def look(self, now: float, *, stopped: bool) -> bool:
         """Note whether its process is stopped, and whether it hangs. Whether that is news."""

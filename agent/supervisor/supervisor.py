@@ -15,11 +15,11 @@ from pathlib import Path
 
 from agent.journal import Journal, Table
 from agent.protocol.process_end import ProcessEnd
-from agent.protocol.rank import Failed, Finished, Hello, RankEvent, StageReport, StepReport, Stop
+from agent.protocol.rank import FACTS, Failed, Finished, Hello, RankEvent, StageReport, StepReport, Stop
 from agent.protocol.secret_values import NO_SECRETS, SecretPlaces, environment_of
 from agent.protocol.values import Message
 from agent.protocol.worker import RankSpec
-from agent.supervisor.logs import read_last_line, read_untold
+from agent.supervisor.logs import read_last_line, read_last_said
 from agent.supervisor.process import UNKNOWN, ProcessIdentity, is_stopped, listener_of, open_pidfd, send_signal
 from agent.supervisor.rank_link import RankLink
 from agent.supervisor.records import RankRecord, RankState, SlotKey
@@ -36,6 +36,8 @@ TERMINATE_S = 5.0
 KILL_S = 10.0
 CODES_MAX = 4_096
 LOGS_PER_JOB_MAX = 64
+FORKED_WITHIN_S, FORKED_LOOK_S = 2.0, 0.05
+"""The zygote may still have the request of an agent that was killed. Nothing else is done yet where that is so."""
 NEVER = -1.0
 """Start time of a process that never was; what is said of it needs some pid."""
 
@@ -87,12 +89,14 @@ class Supervisor:
     def adopt(self) -> None:
         """Watch the ranks in the journal. One that has ended since is reported by `on_exit`, and so is one of which the
         last agent had just asked for the fork, if nothing came of it."""
+        until = time.monotonic() + FORKED_WITHIN_S
         for text, data in self._journal.items(Table.RANK):
             record = from_json(RankRecord, data)
             if record.process != UNKNOWN:
                 self._watch(SlotKey.parse(text), record)
                 continue
-            process = listener_of(record.socket_path)
+            while (process := listener_of(record.socket_path)) is None and time.monotonic() < until:
+                time.sleep(FORKED_LOOK_S)
             record = replace(record, process=process or ProcessIdentity(os.getpid(), NEVER))
             state = self._watch(SlotKey.parse(text), record)
             if process is None:
@@ -133,6 +137,8 @@ class Supervisor:
         try:
             process = await self._zygote.fork(request)
         except (ZygoteError, OSError):
+            if (late := await asyncio.to_thread(listener_of, spec.socket_path)) is not None:
+                send_signal(late, signal.SIGKILL)  # Nobody would ever know of it.
             await asyncio.to_thread(self._journal.delete, Table.RANK, str(key))
             raise
         record = replace(record, process=process)
@@ -210,7 +216,7 @@ class Supervisor:
         finally:
             link.cancel()
             await asyncio.gather(link, return_exceptions=True)
-        for event in await asyncio.to_thread(read_untold, Path(state.record.log_path)):
+        for event in await asyncio.to_thread(read_last_said, Path(state.record.log_path)):
             self._take_event(key, state, event)
         code = await self._exit_code(state.record.process)
         last_line = ""
@@ -234,6 +240,10 @@ class Supervisor:
 
     def _take_event(self, key: SlotKey, state: RankState, event: RankEvent) -> None:
         now = time.monotonic()
+        if isinstance(event, FACTS):
+            if state.heard.get(type(event)) == event:
+                return
+            state.heard[type(event)] = event
         event = _with_own_stop(event, state, now)
         match event:
             case Hello():

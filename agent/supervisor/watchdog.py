@@ -13,6 +13,8 @@ LEAST_S = 30.0
 START_S = 300.0
 STOPPED_LEAST_S = 5.0
 """Ranks miss a peer after no less than this, so what was stopped for less was not missed."""
+STOP_COUNTS_S = 30.0
+"""Ranks wait for each other for no longer than this: what they miss later is not for a stop before."""
 STOP_SHOWS_S = 5.0
 """For so long after it went on, or until its next step, a stop is still told: others may just be giving up."""
 
@@ -36,6 +38,7 @@ class RankPulse:
     def stepped(self, now: float, step: int, seconds: float) -> None:
         """Record one finished step."""
         self.beat_at = self.stepped_at = now
+        self.stopped_at = self.resumed_at = None
         self.step = step
         self.seconds.append(seconds)
 
@@ -64,9 +67,12 @@ class RankPulse:
     def stopped_s(self, now: float) -> float:
         """For how many seconds the process is stopped, or was before it went on, if it has made no step since; 0 where
         that is too short to be missed."""
-        if self.stopped_at is None or (self.resumed_at is not None and self.stepped_at > self.resumed_at):
+        if self.stopped_at is None:
             return 0.0
-        seconds = (now if self.resumed_at is None else self.resumed_at) - self.stopped_at
+        until = now if self.resumed_at is None else self.resumed_at
+        if now - until > STOP_COUNTS_S:
+            return 0.0
+        seconds = until - self.stopped_at
         return seconds if seconds >= STOPPED_LEAST_S else 0.0
 
     def stop_reason(self, now: float) -> str:

@@ -65,10 +65,10 @@ class ControlSocket:
             self._waiting.append(message)
             self._changed.notify_all()
 
-    def untold(self) -> tuple[Message, ...]:
-        """The latest fact of each kind, if no agent is there: the last one may have ended before it passed them on."""
+    def facts(self) -> tuple[Message, ...]:
+        """The latest fact of each kind, told or not: the agent that heard it may end before it passes it on."""
         with self._changed:
-            return tuple(self._facts.values()) if self._agent is None else ()
+            return tuple(self._facts.values())
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until the agent has been sent everything, while there is one. False if something is left."""

@@ -73,8 +73,8 @@ def run(spec: dict[str, Any], control: socket.socket) -> int:
         return 1
     finally:
         worker.control.flush(_FLUSH_S)
-        for fact in worker.control.untold():
-            log(f"{rank.UNTOLD}{fact.model_dump_json()}")
+        for fact in worker.control.facts():
+            log(f"\n{rank.LAST_SAID}{fact.model_dump_json()}")  # On a line of its own, whatever a job left unfinished.
         time.sleep(0.2)  # The last lines are on their way to the agent; the process exit would cut them off.
 
 
@@ -312,7 +312,9 @@ class Worker:
 
     def checkpointed(self, path: str, step: int, seconds: float, asked: int) -> None:
         size = sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
-        self.control.say(rank.Checkpointed(path=path, step=step, seconds=seconds, size_bytes=size, asked=asked))
+        when = {"generation": self.generation, "finished_utc": utc_now()}
+        said = rank.Checkpointed(path=path, step=step, seconds=seconds, size_bytes=size, asked=asked, **when)
+        self.control.say(said)
 
     def checkpoint_failed(self, path: str, text: str) -> None:
         log(f"checkpoint {path} failed: {text}")

@@ -149,7 +149,10 @@ _RENUMBER = text(
     """
     WITH headless AS (
          SELECT occurrence_id, min(notice_id) AS first_id FROM notices WHERE lease_id = :lease_id
-          GROUP BY occurrence_id HAVING min(notice_id) <> occurrence_id)
+          GROUP BY occurrence_id HAVING min(notice_id) <> occurrence_id),
+         hearings AS (
+         UPDATE notice_hearings SET occurrence_id = first_id FROM headless
+          WHERE notice_hearings.occurrence_id = headless.occurrence_id)
     UPDATE notices SET occurrence_id = first_id FROM headless
      WHERE notices.lease_id = :lease_id AND notices.occurrence_id = headless.occurrence_id
     """

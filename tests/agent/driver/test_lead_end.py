@@ -188,6 +188,7 @@ def test_a_handoff_that_a_newer_start_fences_waits_for_no_agent_that_is_gone(job
             now = Scene(job)
             await now.notice(600.0, "d")
             await now.lead.give_way(started)
+            await now.lead.cancel(Reason("enough", "cancel"))
             now.sent = [(member, order) for member, order in now.sent if member.node_id != "d"]
             del now.participants[Member("d", 0)]
             await now.deliver(RankStage.ABORTED)

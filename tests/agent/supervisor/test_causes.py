@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from agent.protocol.rank import UNTOLD, Checkpointed
+from agent.protocol.rank import LAST_SAID, Checkpointed, Finished
 from agent.supervisor.process import ProcessIdentity
 from agent.supervisor.records import RankRecord, SlotKey
 from agent.supervisor.supervisor import Supervisor
@@ -45,9 +45,10 @@ def test_a_rank_that_ends_since_another_died_ends_as_one_that_missed_it(
     assert cause is not None and cause.what is what and cause.signal is None
 
 
-def test_what_a_rank_said_at_its_end_to_no_agent_is_heard_before_that_it_has_ended(tmp_path: Path) -> None:
+def test_what_a_rank_said_at_its_end_is_heard_before_that_it_has_ended_and_once(tmp_path: Path) -> None:
     saved = Checkpointed(path="/checkpoints/7", step=7)
-    (tmp_path / "log").write_text(f"{UNTOLD}{saved.model_dump_json()}\nbye\n")
+    earlier, done = Checkpointed(path="/checkpoints/6", step=6), Finished(step=8)
+    (tmp_path / "log").write_text(f"{LAST_SAID}{saved.model_dump_json()}\n{LAST_SAID}{done.model_dump_json()}\nbye\n")
     heard: list[Any] = []
 
     async def run() -> None:
@@ -59,8 +60,12 @@ def test_what_a_rank_said_at_its_end_to_no_agent_is_heard_before_that_it_has_end
             on_exit=lambda *_: heard.append("exit"),
         )
         key = SlotKey("job", 0)
-        supervisor._watch(key, RankRecord(ENDED, str(tmp_path / "socket"), str(tmp_path / "log"), 2, 2, "origin"))
+        record = RankRecord(ENDED, str(tmp_path / "socket"), str(tmp_path / "log"), 2, 2, "origin")
+        state = supervisor._watch(key, record)
+        for event in (earlier, saved, saved):
+            supervisor._take_event(key, state, event)
+        heard.append("so far")
         await supervisor._tasks[key]
 
     asyncio.run(run())
-    assert heard == [(saved, True), "exit"]
+    assert heard == [(earlier, True), (saved, True), "so far", (done, True), "exit"]

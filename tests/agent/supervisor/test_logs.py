@@ -2,8 +2,15 @@
 
 from pathlib import Path
 
-from agent.protocol.rank import UNTOLD, Checkpointed, Finished, StepReport
-from agent.supervisor.logs import UNTOLD_BYTES_MAX, LogPosition, cut_if_grown, read_chunk, read_last_line, read_untold
+from agent.protocol.rank import LAST_SAID, Checkpointed, Finished, StepReport
+from agent.supervisor.logs import (
+    LAST_SAID_BYTES_MAX,
+    LogPosition,
+    cut_if_grown,
+    read_chunk,
+    read_last_line,
+    read_last_said,
+)
 from agent.supervisor.watchdog import RankPulse
 
 
@@ -55,18 +62,18 @@ def test_the_last_line_is_the_last_that_says_something(tmp_path: Path) -> None:
     assert read_last_line(path) == "y" * 4_096
 
 
-def test_the_facts_that_a_rank_had_no_agent_to_tell_are_in_its_log(tmp_path: Path) -> None:
+def test_the_facts_that_a_rank_ended_with_are_in_its_log(tmp_path: Path) -> None:
     path = tmp_path / "rank.log"
-    assert read_untold(path) == []
+    assert read_last_said(path) == []
     facts = [Checkpointed(path="/checkpoints/7", step=7), Finished(step=8)]
-    lines = [f"{UNTOLD}{fact.model_dump_json()}" for fact in facts]
+    lines = [f"{LAST_SAID}{fact.model_dump_json()}" for fact in facts]
     forged = [
-        f"{UNTOLD}{{}}",
-        f"{UNTOLD}no json",
-        f"{UNTOLD}{StepReport(generation=1, step=9, seconds=1.0).model_dump_json()}",
+        f"{LAST_SAID}{{}}",
+        f"{LAST_SAID}no json",
+        f"{LAST_SAID}{StepReport(generation=1, step=9, seconds=1.0).model_dump_json()}",
     ]
-    path.write_text("\n".join(["x" * UNTOLD_BYTES_MAX, lines[0], *forged, f"said: {lines[1]}", lines[1], ""]))
-    assert read_untold(path) == facts
+    path.write_text("\n".join(["x" * LAST_SAID_BYTES_MAX, lines[0], *forged, f"said: {lines[1]}", lines[1], ""]))
+    assert read_last_said(path) == facts
 
 
 def test_a_log_that_is_not_there_yet_has_nothing_new(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from agent.protocol.rank import Failed, StageReport, StepReport
 from agent.supervisor.process import ProcessIdentity, is_stopped, read_start_time
 from agent.supervisor.records import RankRecord, RankState, SlotKey
 from agent.supervisor.supervisor import Supervisor
-from agent.supervisor.watchdog import STOP_SHOWS_S, STOPPED_LEAST_S, RankPulse
+from agent.supervisor.watchdog import STOP_COUNTS_S, STOP_SHOWS_S, STOPPED_LEAST_S, RankPulse
 from liver_core.handoff import FailedPart, FailureCause, RankStage, Reason
 from tests.agent.waiting import eventually
 
@@ -60,10 +60,16 @@ def test_a_stop_counts_once_a_peer_could_have_missed_the_rank_and_until_its_next
     assert not pulse.is_stopped and pulse.stopped_s(40.0) == 22.0
     assert pulse.stop_reason(34.0) == "its process was stopped for 22 s, by a signal or a debugger"
     assert pulse.stop_reason(32.0 + STOP_SHOWS_S + 0.1) == ""
+    assert pulse.stopped_s(32.0 + STOP_COUNTS_S + 0.1) == 0.0, "nobody waits for so long"
     pulse.stepped(41.0, 5, 1.0)
     assert pulse.stopped_s(41.0) == 0.0
-    pulse.look(50.0, stopped=True)
-    assert pulse.stopped_s(56.0) == 6.0, "a second stop counts from its own beginning"
+    pulse.look(42.0, stopped=True)
+    pulse.stepped(48.0, 6, 1.0)
+    pulse.look(49.0, stopped=True)
+    assert pulse.stopped_s(50.0) == 0.0, "it was seen stopped twice, and stepped in between"
+    pulse.look(50.0, stopped=False)
+    pulse.look(51.0, stopped=True)
+    assert pulse.stopped_s(57.0) == 6.0, "a second stop counts from its own beginning"
 
 
 @pytest.fixture

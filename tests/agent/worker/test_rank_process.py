@@ -2,8 +2,9 @@
 
 import socket
 import time
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
@@ -12,8 +13,10 @@ from agent.driver.driver import Driver
 from agent.link.outbox import Outbox
 from agent.protocol import rank
 from agent.protocol.worker import RankSpec
+from agent.supervisor.logs import read_last_said
 from agent.supervisor.records import SlotKey
 from agent.worker import rank_process
+from agent.worker.control import ControlSocket
 from agent.worker.rank_process import Worker
 from liver_core.handoff import HandoffId, Order, RankStage, StoreAddress, start_order
 from liver_core.rank.after_step import Ended, Ending
@@ -76,6 +79,30 @@ def test_a_rank_that_cannot_go_on_says_nothing_more_of_what_one_of_its_threads_s
     worker.stage(order, RankStage.PREPARED, reason=None, measures={}, certificate="")
     assert [report.type for report in said] == ["failed"]
     assert worker.stage_now is RankStage.FAILED
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("no peer")])
+def test_a_rank_ends_its_log_with_its_facts_each_on_a_line_of_its_own(
+    order: Order, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture, error: Any
+) -> None:
+    """Whoever is connected: an agent may end before it passes on what it has heard."""
+    worker, _ = listened_to(order, monkeypatch, tmp_path)
+    saved = rank.Checkpointed(path="/checkpoints/7", step=7)
+
+    def train() -> int:
+        ControlSocket.say(worker.control, saved)
+        print("an unfinished line", end="")
+        if error is not None:
+            raise error
+        return 0
+
+    monkeypatch.setattr(worker, "run", train)
+    monkeypatch.setattr(rank_process, "Worker", lambda spec, control: worker)
+    monkeypatch.setattr(rank_process.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(rank_process, "RankSpec", SimpleNamespace(model_validate_json=lambda text: worker.spec))
+    status = rank_process.run({}, cast(Any, None))
+    (tmp_path / "log").write_text(capsys.readouterr().out)
+    assert (status, read_last_said(tmp_path / "log")) == (0 if error is None else 1, [saved])
 
 
 def test_the_numbers_of_a_step_reach_the_agent_and_its_outbox_as_they_are(

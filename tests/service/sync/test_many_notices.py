@@ -89,7 +89,7 @@ def test_a_nearer_notice_takes_the_place_of_the_latest_one(running, client, cont
 
 
 def test_what_is_withdrawn_and_heard_anew_without_end_leaves_few_rows(running, client, context, clock, monkeypatch):
-    monkeypatch.setattr(operations, "HISTORY_OF_LEASE_MAX", 10)
+    monkeypatch.setattr(operations, "HISTORY_OF_LEASE_MAX", 9)
     _, agent, other = running
     facts: list[NoticeFact] = []
     for _ in range(4):
@@ -99,12 +99,14 @@ def test_what_is_withdrawn_and_heard_anew_without_end_leaves_few_rows(running, c
             fact = agent.notice(deadline_s=HOUR_S)
             facts += [fact, withdraw(fact, clock())]
         agent.sync(notices=tuple(facts[:-1]))
-    assert len(stored(context)) == 10 + 1
+    assert len(stored(context)) == 9 + 1
     assert other.sync().jobs[0].notices == (facts[-2],)
     shown = client.get("/api/v1/notices?limit=1000").json()
     assert [notice["open"] for notice in shown] == [True] + [False] * (len(shown) - 1)
     numbers = {row.occurrence_id for row in stored(context)}
     assert {notice["notice_id"] for notice in shown} == numbers, "each row that is left is shown"
+    heard = client.get("/api/v1/hearings?limit=1000").json()
+    assert numbers <= {hearing["notice_id"] for hearing in heard}, "by their present numbers"
 
 
 def test_what_is_over_when_it_is_told_leaves_few_rows(running, context, clock, monkeypatch):
