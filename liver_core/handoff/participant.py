@@ -263,9 +263,7 @@ class Participant(RecordKeeper):
         """How a promised handoff ends here when a start replaces both of its worlds."""
         if self.record.active is not None and self.record.active.generation == promise.generation:
             return Stage.ACTIVE
-        order = self.record.order
-        permitted = Phase.PERMIT in (promise.phase, None if order is None else order.phase)
-        return Stage.BROKEN if permitted else Stage.ABORTED
+        return Stage.BROKEN if promise.phase is Phase.PERMIT else Stage.ABORTED
 
     def _given_up(self) -> Effects:
         """The rank of the world that was given up has ended."""
