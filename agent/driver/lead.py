@@ -210,10 +210,10 @@ class Lead:
 
     async def give_way(self, started: int) -> None:
         """The service has started this world: what leads to a successor of an older one ends. Said again and again."""
-        proposal = self._proposer.record.proposal
         if started <= self._started:
             return
         self._started = started
+        proposal = self._proposer.record.proposal
         if proposal is not None and proposal.parent < started:
             await self.cancel(Reason(f"generation {started} starts afresh", "cancel"))
 

@@ -88,12 +88,7 @@ def read_chunk(path: Path, position: LogPosition, bytes_max: int) -> tuple[LogPo
 
 def read_last_line(path: Path) -> str:
     """The last line that is not empty, as of a traceback; empty if the log is, or cannot be read."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_LINE_BYTES_MAX))
-            lines = _decode(file.read()).split("\n")
-    except OSError:
-        return ""
+    lines = _last_lines(path, LAST_LINE_BYTES_MAX)
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
@@ -101,18 +96,22 @@ def read_last_said(path: Path) -> list[RankEvent]:
     """The facts that a rank ended with, from the last lines of its log. A line that is none, such as one that the
     user's code wrote, is left out."""
     found: list[RankEvent] = []
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_SAID_BYTES_MAX))
-            lines = _decode(file.read()).split("\n")
-    except OSError:
-        return found
-    for line in lines:
+    for line in _last_lines(path, LAST_SAID_BYTES_MAX):
         if line.startswith(LAST_SAID):
             with contextlib.suppress(ValueError):
                 event = decode_event(line.removeprefix(LAST_SAID).encode())
                 found += [event] if isinstance(event, FACTS) else []
     return found
+
+
+def _last_lines(path: Path, bytes_max: int) -> list[str]:
+    """The lines in the last bytes of a log, the first perhaps in part; none if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - bytes_max))
+            return _decode(file.read()).split("\n")
+    except OSError:
+        return []
 
 
 def _whole_characters(data: bytes, *, full: bool) -> bytes:

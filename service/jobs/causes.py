@@ -146,11 +146,11 @@ def stopped_among(ranks: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[tuple
     return tuple((node, rank["rank"]) for node, rank in ranks if (rank.get("reason") or {}).get("phase") == STOPPED)
 
 
-def away_of(silent: Sequence[str], overdue: Sequence[str], ran_out: Sequence[str], heard: Set[str | None]) -> list[str]:
+def away_of(silent: Sequence[str], overdue: Sequence[str], due: Sequence[str], heard: Set[str | None]) -> list[str]:
     """The nodes to look for behind ranks that only miss a peer: those that are not heard, but for those in `heard`,
-    which report so themselves. Where notices of such nodes `ran_out`, in that order, it is the first: that one is gone
-    as it was announced, though its silence is too short to count as more than an `overdue` report."""
-    gone = next((node for node in ran_out if node in (*silent, *overdue) and node not in heard), None)
+    which report so themselves. Where notices of such nodes ran out (`due`, in that order) it is the first: that one is
+    gone as it was announced, though its silence is too short to count as more than an `overdue` report."""
+    gone = next((node for node in due if node in (*silent, *overdue) and node not in heard), None)
     return [node for node in silent if node not in heard] if gone is None else [gone]
 
 

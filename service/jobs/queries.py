@@ -204,9 +204,12 @@ def situation(session: Session, job: JobRow, *, poll_s: float, now: datetime) ->
         session, job, inputs, restart,
         nodes=usable.nodes, noticed=usable.noticed, row=row, handoff=handoff, heard_since=heard_since, now=now,
     )  # fmt: skip
-    unconfirmed = _unconfirmed(usable.nodes, world.node_ids() if world else (), job, heard_since)
-    view = replace(view, unconfirmed=unconfirmed, starts=handoffs.starts(session, job))
-    view = replace(view, overspent=overspent(spent_usd, spec.budget_usd))
+    view = replace(
+        view,
+        unconfirmed=_unconfirmed(usable.nodes, world.node_ids() if world else (), job, heard_since),
+        starts=handoffs.starts(session, job),
+        overspent=overspent(spent_usd, spec.budget_usd),
+    )
     return Situation(job.job_id, view, inputs, restart, handoff.handoff_id if handoff else None)
 
 
