@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import logging
 import os
 import signal
@@ -40,23 +41,42 @@ def serve(settings: ServiceSettings, *, say: Callable[[str], None] = _log.info) 
     _check_tls(settings)
     # The port comes first, so that a second service on the same port starts and writes nothing.
     listener = bind(settings.host, settings.port)
-    usual_s = sys.getswitchinterval()
-    sys.setswitchinterval(TURN_S)
-    try:
+    with listener, _in_short_turns():
         manager = take_service_manager(os.environ)
         app = create_app(settings, manager=manager)
         host, port = listener.getsockname()[:2]
-        server = uvicorn.Server(config_of(app, settings))
+        config = config_of(app, settings)
+        config.load()
+        server = uvicorn.Server(config)
         app.state.context.hub.end_streams_with(lambda: server.should_exit)
-        with _ended_by_signals(server):
+        with _ended_by_signals(server), _without_looking_for_garbage_in_what_is_loaded():
             url = f"{'https' if settings.tls_certificate else 'http'}://{host}:{port}"
             for line in announcement(url, settings.resolved_data_dir()):
                 say(line)
             _log.info("liver %s serves %s", release(), url)
             server.run(sockets=[listener])
+
+
+@contextlib.contextmanager
+def _in_short_turns() -> Iterator[None]:
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(TURN_S)
+    try:
+        yield
     finally:
         sys.setswitchinterval(usual_s)
-        listener.close()
+
+
+@contextlib.contextmanager
+def _without_looking_for_garbage_in_what_is_loaded() -> Iterator[None]:
+    """Modules, models, routes and mappings stay as long as the process. Each full collection would look through all of
+    them, and nobody is answered meanwhile."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def config_of(app: FastAPI, settings: ServiceSettings) -> uvicorn.Config:

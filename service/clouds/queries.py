@@ -3,8 +3,9 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import cache
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from agent.protocol.sync import Provider, SourceState
@@ -26,15 +27,19 @@ def channels_of(session: Session, nodes: Sequence[NodeRow], *, now: datetime) ->
     if not here:
         return {}
     heard: dict[str, dict[str, datetime]] = defaultdict(dict)
-    newest = (
+    for node_id, channel, at in session.execute(_last_heard(), {"node_ids": [node.node_id for node in here]}):
+        heard[str(node_id)][channel] = at
+    of_accounts = session.scalars(select(ChannelRow).order_by(ChannelRow.channel)).all()
+    return {node.node_id: tuple(_channels(node, of_accounts, heard[node.node_id], now)) for node in here}
+
+
+@cache
+def _last_heard() -> Select[str | None, str, datetime]:
+    return (
         select(HearingRow.node_id, HearingRow.channel, func.max(HearingRow.heard_at))
         .where(among(HearingRow.node_id, "node_ids"))
         .group_by(HearingRow.node_id, HearingRow.channel)
     )
-    for node_id, channel, at in session.execute(newest, {"node_ids": [node.node_id for node in here]}):
-        heard[str(node_id)][channel] = at
-    of_accounts = session.scalars(select(ChannelRow).order_by(ChannelRow.channel)).all()
-    return {node.node_id: tuple(_channels(node, of_accounts, heard[node.node_id], now)) for node in here}
 
 
 def _channels(

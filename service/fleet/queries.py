@@ -16,6 +16,7 @@ from service.jobs.tables import JobMemberRow, MemberRole
 from service.leases.queries import current_prices
 from service.leases.tables import LeaseRow, PoolPriceRow
 from service.ledger.sums import HOUR, hour_of
+from service.nodes.queries import jobs_of_nodes
 from service.nodes.tables import NodeRow, NodeState
 from service.notices.queries import as_fact, open_notices
 from service.notices.rules import earliest_deadline, phase_of_all, takes_node
@@ -123,7 +124,7 @@ def pending_now(session: Session, *, now: datetime) -> list[Pending]:
             rows[row.occurrence_id or row.notice_id].append(row)
     node_ids = {row.node_id for found in rows.values() for row in found}
     pools = _pools_of(session, {row.lease_id for found in rows.values() for row in found})
-    jobs = _jobs_of(session, node_ids)
+    jobs = jobs_of_nodes(session, node_ids)
     handoffs = open_handoffs(session, {job for found in jobs.values() for job in found}) if jobs else {}
     pending = []
     for number, found in rows.items():
@@ -148,13 +149,3 @@ def pending_now(session: Session, *, now: datetime) -> list[Pending]:
 def _pools_of(session: Session, lease_ids: set[int]) -> Mapping[int, str]:
     statement = select(LeaseRow.lease_id, LeaseRow.pool).where(LeaseRow.lease_id.in_(lease_ids))
     return {row.lease_id: row.pool for row in session.execute(statement)} if lease_ids else {}
-
-
-def _jobs_of(session: Session, node_ids: set[str]) -> Mapping[str, list[str]]:
-    found: dict[str, list[str]] = defaultdict(list)
-    members = select(JobMemberRow.node_id, JobMemberRow.job_id).where(
-        JobMemberRow.node_id.in_(node_ids), JobMemberRow.role != MemberRole.SPARE
-    )
-    for node_id, job_id in session.execute(members) if node_ids else ():
-        found[node_id].append(job_id)
-    return found

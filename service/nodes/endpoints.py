@@ -4,18 +4,15 @@ from collections import defaultdict
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from liver_core.layout.limits import NodeId, ShortText
 from service.audit.operations import note
 from service.clouds.queries import channels_of
 from service.context import PERSON_ONLY, ContextOf, OperatorOf, SessionOf
-from service.db.base import among
 from service.edge.routes import PeoplesRoute
 from service.edge.rows import answer_with
-from service.jobs.tables import JobMemberRow, MemberRole
-from service.nodes.queries import list_nodes
+from service.nodes.queries import jobs_of_nodes, list_nodes
 from service.nodes.schemas import DrainIn, NodeOut
 from service.nodes.tables import NodeRow, NodeState
 from service.notices.operations import drain_node, undo_drain
@@ -78,17 +75,12 @@ def describe(context: ContextOf, session: Session, rows) -> list[NodeOut]:
     for fact in map(as_fact, open_notices(session, now=context.clock(), node_ids=[row.node_id for row in rows])):
         if takes_node(fact.kind):
             noticed[fact.node_id].append(fact)
-    jobs = defaultdict(list)
-    members = select(JobMemberRow.node_id, JobMemberRow.job_id).where(
-        among(JobMemberRow.node_id, "node_ids"), JobMemberRow.role != MemberRole.SPARE
-    )
-    for node_id, job_id in session.execute(members, {"node_ids": [row.node_id for row in rows]}).all():
-        jobs[node_id].append(job_id)
+    jobs = jobs_of_nodes(session, [row.node_id for row in rows])
     channels = channels_of(session, rows, now=context.clock())
     return [
         NodeOut.of(
             row,
-            jobs=jobs[row.node_id],
+            jobs=jobs.get(row.node_id, []),
             notices=noticed[row.node_id],
             channels=channels.get(row.node_id, ()),
         )

@@ -1,11 +1,14 @@
 """Reads of nodes: lists of them, and for a job those that it could use."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 
 from sqlalchemy import Select, func, select, union_all
 from sqlalchemy.orm import Session
 
 from agent.protocol.jobfile import JobFile
+from service.db.base import among
 from service.jobs.tables import JobMemberRow, JobRow, MemberRole
 from service.nodes.tables import NodeRow, NodeState
 from service.paging import Pages
@@ -26,6 +29,21 @@ def list_nodes(
     if pool is not None:
         statement = statement.where(NodeRow.pool == pool)
     return pages.oldest(session, statement, NodeRow.node_id)
+
+
+def jobs_of_nodes(session: Session, node_ids: Iterable[str]) -> Mapping[str, list[str]]:
+    """The jobs that each of these nodes works for, not those whose spare it is."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for node_id, job_id in session.execute(_working(), {"node_ids": list(node_ids)}).all():
+        found[node_id].append(job_id)
+    return found
+
+
+@cache
+def _working() -> Select[str, str]:
+    return select(JobMemberRow.node_id, JobMemberRow.job_id).where(
+        among(JobMemberRow.node_id, "node_ids"), JobMemberRow.role != MemberRole.SPARE
+    )
 
 
 def first_most(spec: JobFile) -> int:

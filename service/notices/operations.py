@@ -1,21 +1,22 @@
 """Stores the notices that agents report, and what a person asks for in the same way: to drain a node, to undo it."""
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
+from functools import cache
 
-from sqlalchemy import ColumnElement, delete, func, or_, select, text
+from sqlalchemy import ColumnElement, Select, bindparam, delete, func, or_, select, text
 from sqlalchemy.orm import Session
 
 from agent.protocol.notice_life import DRAIN, hear, merge, withdraw
 from agent.protocol.sync import NoticeFact, NoticeKind
 from service.jobs.operations import touch_all
-from service.jobs.tables import JobMemberRow, MemberRole
+from service.jobs.tables import JobMemberRow
 from service.leases.queries import open_lease
 from service.leases.tables import LeaseRow
+from service.nodes.queries import jobs_of_nodes
 from service.nodes.tables import NodeRow
 from service.notices.queries import as_fact, counts, is_replaced, may_count, newest_rows
-from service.notices.rules import NOTICES_OF_LEASE_MAX, same_loss
+from service.notices.rules import NOTICES_OF_LEASE_MAX, horizon, same_loss
 from service.notices.tables import NoticeRow
 from service.problems import conflict, not_found
 
@@ -105,11 +106,16 @@ class LeaseNotices:
 def notices_of_leases(session: Session, lease_ids: Collection[int]) -> dict[int, LeaseNotices]:
     """Of each of these leases."""
     rows: dict[int, list[NoticeRow]] = {lease_id: [] for lease_id in lease_ids}
-    # Numbers may have changed since a row was read in this transaction, see `forget`.
-    newest = newest_rows().execution_options(populate_existing=True)
-    for row in session.scalars(newest.where(NoticeRow.lease_id.in_(list(lease_ids)))) if lease_ids else ():
+    for row in session.scalars(_of_leases(), {"lease_ids": list(lease_ids)}) if lease_ids else ():
         rows[row.lease_id].append(row)
     return {lease_id: LeaseNotices(found) for lease_id, found in rows.items()}
+
+
+@cache
+def _of_leases() -> Select[NoticeRow]:
+    # Numbers may have changed since a row was read in this transaction, see `forget`.
+    newest = newest_rows().execution_options(populate_existing=True)
+    return newest.where(NoticeRow.lease_id.in_(bindparam("lease_ids", expanding=True)))
 
 
 def store_added(session: Session, notices: Iterable[LeaseNotices]) -> None:
@@ -118,12 +124,9 @@ def store_added(session: Session, notices: Iterable[LeaseNotices]) -> None:
     added = [row for item in changed for row in item.added]
     if not added:
         return
-    members = select(JobMemberRow.node_id, JobMemberRow.job_id).where(JobMemberRow.role != MemberRole.SPARE)
-    jobs = defaultdict(list)
-    for node_id, job_id in session.execute(members.where(JobMemberRow.node_id.in_([row.node_id for row in added]))):
-        jobs[node_id].append(job_id)
+    jobs = jobs_of_nodes(session, {row.node_id for row in added})
     for row in added:
-        row.job_ids = jobs[row.node_id]
+        row.job_ids = jobs.get(row.node_id, [])
     session.add_all(added)
     session.flush()
     for item in changed:
@@ -139,7 +142,7 @@ def forget(session: Session, notice: NoticeFact, *, lease_id: int) -> None:
 def forget_oldest(session: Session, *, lease_id: int, now: datetime) -> bool:
     """Of the lease's rows that say nothing any more, since a later one says more or their notice is over, keep the
     newest HISTORY_OF_LEASE_MAX. Whether some were deleted."""
-    silent = or_(is_replaced(), ~func.coalesce(counts(now), False))
+    silent = or_(is_replaced(), ~func.coalesce(counts(horizon(now)), False))
     rows = select(NoticeRow.notice_id).where(NoticeRow.lease_id == lease_id, silent)
     oldest = rows.order_by(NoticeRow.notice_id.desc()).offset(HISTORY_OF_LEASE_MAX)
     return _delete(session, lease_id, NoticeRow.notice_id.in_(oldest))

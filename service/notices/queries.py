@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import cache
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import select, text
+from sqlalchemy import ColumnElement, Select, bindparam, select, text
 from sqlalchemy.orm import Session, aliased
 
 from agent.protocol.notice_life import DRAIN, is_open
 from agent.protocol.sync import NoticeFact, NoticeKind
+from service.db.base import among
 from service.handoffs.tables import HandoffRow
 from service.leases.tables import LeaseRow
 from service.notices.rules import horizon
@@ -18,28 +21,43 @@ from service.paging import Pages
 
 def open_notices(session: Session, *, now: datetime, node_ids: Iterable[str] | None = None) -> tuple[NoticeRow, ...]:
     """Notices that still count, of the given nodes or of all."""
+    values: dict[str, Any] = {"since": horizon(now)}
+    if node_ids is not None:
+        values["node_ids"] = list(node_ids)
+    rows = session.scalars(_counting(of_nodes=node_ids is not None), values)
+    return tuple(row for row in rows if is_open(as_fact(row), now))
+
+
+# Built once, as the others with `cache`: building such a statement takes longer than the database takes to answer it.
+@cache
+def _counting(*, of_nodes: bool) -> Select[NoticeRow]:
     statement = (
         newest_rows()
         .join(LeaseRow, LeaseRow.lease_id == NoticeRow.lease_id)
-        .where(LeaseRow.ended_at.is_(None), counts(now))
+        .where(LeaseRow.ended_at.is_(None), counts(bindparam("since")))
     )
-    if node_ids is not None:
-        statement = statement.where(NoticeRow.node_id.in_(list(node_ids)))
-    return tuple(row for row in session.scalars(statement) if is_open(as_fact(row), now))
+    return statement.where(among(NoticeRow.node_id, "node_ids")) if of_nodes else statement
 
 
 def known_of_lease(session: Session, lease_id: int, *, now: datetime) -> tuple[NoticeFact, ...]:
     """What is known of every notice of a lease that may still count."""
-    rows = session.scalars(newest_rows().where(NoticeRow.lease_id == lease_id, counts(now)))
+    rows = session.scalars(_counting_of_lease(), {"lease_id": lease_id, "since": horizon(now)})
     return tuple(as_fact(row) for row in rows)
 
 
-def newest_rows():
+@cache
+def _counting_of_lease() -> Select[NoticeRow]:
+    return newest_rows().where(NoticeRow.lease_id == bindparam("lease_id"), counts(bindparam("since")))
+
+
+@cache
+def newest_rows() -> Select[NoticeRow]:
     """The newest row of each notice: each contains what the ones before it said, see `record_notice`."""
     return select(NoticeRow).where(~is_replaced()).order_by(NoticeRow.notice_id)
 
 
-def is_replaced():
+@cache
+def is_replaced() -> ColumnElement[bool]:
     """Whether a newer row says more of the notice."""
     newer = aliased(NoticeRow)
     return (
@@ -135,8 +153,8 @@ def may_count(fact: NoticeFact, now: datetime) -> bool:
     return fact.first_seen_utc > since or (fact.deadline_utc is not None and fact.deadline_utc > since)
 
 
-def counts(now: datetime):
-    """Whether the notice of a row may still count; null where it says no deadline and does not."""
-    since = horizon(now)
+def counts(since: Any) -> ColumnElement[bool]:
+    """Whether the notice of a row may still count; null where it says no deadline and does not. `since`: the horizon,
+    or the parameter that will be."""
     is_drain = (NoticeRow.source == DRAIN) & (NoticeRow.withdrawn_at.is_(None) | (NoticeRow.withdrawn_at > since))
     return (NoticeRow.deadline_at > since) | (NoticeRow.first_seen_at > since) | is_drain

@@ -1,5 +1,6 @@
 """The running service: start errors that name their cause, streams that wake, a clean end."""
 
+import gc
 import json
 import os
 import re
@@ -64,6 +65,19 @@ def test_threads_that_answer_get_the_interpreter_soon_while_another_computes(tmp
         serve.serve(ServiceSettings(data_dir=tmp_path, port=0))
     assert seen == [pytest.approx(0.001)]
     assert sys.getswitchinterval() == usual_s, "a process that goes on has its own again"
+
+
+def test_a_collection_of_garbage_does_not_look_through_all_that_the_service_has_loaded(tmp_path, monkeypatch):
+    """Nobody is answered during one: over 200,000 objects take more than 100 ms."""
+    seen: list[int] = []
+
+    def run(server: uvicorn.Server, *, sockets: list[socket.socket]) -> None:
+        seen.append(len(gc.get_objects()))
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    serve.serve(ServiceSettings(data_dir=tmp_path, port=0))
+    assert seen[0] < 10_000, "objects that a full collection looks at as the service begins to serve"
+    assert gc.get_freeze_count() == 0, "a process that goes on collects as before"
 
 
 def test_only_token_files_that_are_there_are_announced(tmp_path):
