@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import and_, case, func, select, tuple_
+from sqlalchemy import and_, case, delete, func, select, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -22,12 +22,20 @@ from service.clouds.rules import ADVICE_MEANS, Judgement, Machine, begun, judge
 from service.clouds.tables import ChannelRow, HearingCountRow, HearingRow
 from service.leases.tables import LeaseRow
 from service.nodes.tables import NodeRow
-from service.notices.operations import LeaseNotices, notices_of_leases, store_added, tell_jobs
-from service.notices.rules import ACCOUNT_CHANNELS, is_urgent
+from service.notices.operations import (
+    HISTORY_OF_LEASE_MAX,
+    LeaseNotices,
+    notices_of_leases,
+    store_added,
+    tell_jobs,
+)
+from service.notices.rules import ACCOUNT_CHANNELS, NOTICES_OF_LEASE_MAX, is_urgent
 from service.notices.tables import NoticeRow
 
 UNREAD_KEPT_MAX, UNREAD_KEPT_FOR = 1_000, timedelta(hours=1)
 """So many unreadable messages are kept of one channel in so long; the others are counted."""
+HEARD_OF_LEASE_MAX = NOTICES_OF_LEASE_MAX + HISTORY_OF_LEASE_MAX
+"""What agents heard of one lease is kept as long as the notices that followed from it."""
 _Name = tuple[Provider, str]
 
 
@@ -166,6 +174,19 @@ def hear_from_agent(
         "occurrence_id": occurrence_id,
     }
     _hear(session, [values])
+
+
+def forget_oldest_heard(session: Session, lease: LeaseRow) -> None:
+    """Of what agents heard of this lease themselves, keep the newest HEARD_OF_LEASE_MAX. What its cloud told the
+    account stays."""
+    of_agents = (
+        HearingRow.node_id == lease.node_id,
+        HearingRow.lease_id == lease.lease_id,
+        HearingRow.provider.is_(None),
+    )
+    newest = select(HearingRow.hearing_id).where(*of_agents).order_by(HearingRow.hearing_id.desc())
+    oldest = delete(HearingRow).where(HearingRow.hearing_id.in_(newest.offset(HEARD_OF_LEASE_MAX)))
+    session.execute(oldest.execution_options(synchronize_session=False))
 
 
 def note_channel(session: Session, channel: str, provider: Provider, *, trouble: str = "", now: datetime) -> None:

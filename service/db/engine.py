@@ -1,5 +1,6 @@
 """Opens the database: the embedded PostgreSQL under the data directory, or the one a URL names."""
 
+import re
 import select
 import shutil
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from time import monotonic
 from typing import Any
 
 import psycopg
-from sqlalchemy import Engine, create_engine, event, make_url, text
+from sqlalchemy import Engine, TextClause, create_engine, event, make_url, text
 from sqlalchemy.engine import URL, ExceptionContext
 from sqlalchemy.exc import ArgumentError, InvalidatePoolError, OperationalError
 from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker
@@ -27,6 +28,10 @@ SESSION_OPTIONS = (
 
 UNASKED_S_MAX = 1.0
 """A connection that was used within this time, and has nothing to read, counts as alive without a ping."""
+
+
+_WRITES = re.compile(r"\b(insert|update|delete|merge|truncate|lock|copy|call|do)\b", re.IGNORECASE)
+"""In a statement that is written out: what it must not hold in a session that only reads."""
 
 
 class OnlyReadsError(Exception):
@@ -115,7 +120,8 @@ def _looking(engine: Engine) -> sessionmaker[Session]:
 
     @event.listens_for(found, "do_orm_execute")
     def refuse_statement(state: ORMExecuteState) -> None:
-        if state.is_insert or state.is_update or state.is_delete:
+        written = state.statement.text if isinstance(state.statement, TextClause) else ""
+        if state.is_insert or state.is_update or state.is_delete or _WRITES.search(written):
             raise OnlyReadsError(f"a session that only reads was to execute {type(state.statement).__name__}")
 
     return found

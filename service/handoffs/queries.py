@@ -163,7 +163,8 @@ def lost_sight_of(
     """Nodes of a world and of the next one of its open handoff that were not heard since, and when each was last."""
     wanted = members | set(placement_of(handoff).node_ids() if handoff is not None else ())
     rows = select(NodeRow.node_id, NodeRow.last_seen_at).where(NodeRow.node_id.in_(wanted))
-    return tuple(session.execute(rows.where(NodeRow.last_seen_at < since).order_by(NodeRow.node_id)).tuples())
+    away = session.execute(rows.where(NodeRow.last_seen_at < since).order_by(NodeRow.node_id))
+    return tuple((node_id, at) for node_id, at in away)
 
 
 def starts(session: Session, job: JobRow) -> Starts:

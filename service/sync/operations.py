@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from agent.protocol.sync import REFUSALS_MAX, NoticeFact, SyncReport
 from service.capacity.operations import MachineClaim, judge_claim, release_machine, store_claim
 from service.capacity.tables import InstanceRow
-from service.clouds.operations import hear_from_agent
+from service.clouds.operations import forget_oldest_heard, hear_from_agent
 from service.db.wake import RECONCILERS, job_topic, notify
 from service.handoffs.operations import decline_handoff, name_cause
 from service.jobs.causes import FailedPart, at_store, cause_of_rank
@@ -165,6 +165,7 @@ def _take_out_of_reach(intake: Intake) -> None:
 
 def _store_notices(intake: Intake, lease: LeaseRow, facts: tuple[NoticeFact, ...]) -> None:
     by_lease: dict[int, LeaseNotices] = {}
+    leases: dict[int, LeaseRow] = {}
     for fact in facts:
         if fact.source in SAID_BY_SERVICE:
             continue
@@ -175,6 +176,7 @@ def _store_notices(intake: Intake, lease: LeaseRow, facts: tuple[NoticeFact, ...
             continue
         if found.lease_id not in by_lease:
             by_lease[found.lease_id] = _notices_of(intake, found)
+            leases[found.lease_id] = found
         notices = by_lease[found.lease_id]
         known = notices.known(intake.now)
         least = gives_way(known, fact, intake.now)
@@ -194,6 +196,7 @@ def _store_notices(intake: Intake, lease: LeaseRow, facts: tuple[NoticeFact, ...
     for lease_id, notices in by_lease.items():
         if notices.may_be_many():
             forget_oldest(intake.session, lease_id=lease_id, now=intake.now)
+            forget_oldest_heard(intake.session, leases[lease_id])
 
 
 def _notices_of(intake: Intake, lease: LeaseRow) -> LeaseNotices:

@@ -236,9 +236,11 @@ def test_a_session_that_only_reads_begins_no_transaction_and_writes_nothing(make
             with pytest.raises(OnlyReadsError, match="only reads"):
                 session.flush()
             session.expire(row)
-            for statement in (insert(NodeRow), update(NodeRow).values(pool="another"), delete(NodeRow)):
+            written = text("WITH a AS (Update nodes SET pool = 'another' RETURNING 1) SELECT * FROM a")
+            for statement in (insert(NodeRow), update(NodeRow).values(pool="another"), delete(NodeRow), written):
                 with pytest.raises(OnlyReadsError, match="only reads"):
                     session.execute(statement)
+            assert session.execute(text("SELECT 'updated', current_date")).one()
     with context.sessions() as session:
         assert session.get_one(NodeRow, "a").pool == "spot-a"
         held = session.connection().connection.driver_connection

@@ -7,6 +7,8 @@ from sqlalchemy import func, select
 
 from agent.protocol.notice_life import DRAIN, withdraw
 from agent.protocol.sync import NOTICES_PER_REPORT_MAX, NoticeFact, NoticeKind
+from service.clouds import operations as clouds
+from service.clouds.tables import HearingRow
 from service.notices import operations
 from service.notices.operations import HISTORY_OF_LEASE_MAX
 from service.notices.queries import open_notices
@@ -107,6 +109,29 @@ def test_what_is_withdrawn_and_heard_anew_without_end_leaves_few_rows(running, c
     assert {notice["notice_id"] for notice in shown} == numbers, "each row that is left is shown"
     heard = client.get("/api/v1/hearings?limit=1000").json()
     assert numbers <= {hearing["notice_id"] for hearing in heard}, "by their present numbers"
+
+
+def test_what_an_agent_hears_anew_without_end_leaves_few_hearings(running, client, context, clock, monkeypatch):
+    """What the cloud told its account is not the agent's to push out."""
+    monkeypatch.setattr(clouds, "HEARD_OF_LEASE_MAX", 10)
+    _, agent, other = running
+    for heard_by in (other, agent):
+        heard_by.sync(notices=(heard_by.notice(deadline_s=HOUR_S),))
+    with context.sessions.begin() as session:
+        of_cloud = session.scalars(select(HearingRow).where(HearingRow.node_id == "a")).one()
+        of_cloud.provider = "aws"
+    for _ in range(3):
+        facts: list[NoticeFact] = []
+        for _ in range(NOTICES_PER_REPORT_MAX // 2):
+            clock.advance(1)
+            fact = agent.notice(deadline_s=HOUR_S)
+            facts += [fact, withdraw(fact, clock())]
+        agent.sync(notices=tuple(facts))
+    with context.sessions() as session:
+        heard = session.scalars(select(HearingRow).order_by(HearingRow.hearing_id)).all()
+    assert [row.node_id for row in heard] == ["b", "a"] + ["a"] * 10
+    assert [row.provider for row in heard if row.provider] == ["aws"]
+    assert heard[-1].disposition == "withdraws", "the newest stay"
 
 
 def test_what_is_over_when_it_is_told_leaves_few_rows(running, context, clock, monkeypatch):
