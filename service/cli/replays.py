@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from service.cli.client import DEFAULT_URL, AsJson, ServiceUrl, TokenFile, connect, text_of
-from service.cli.offline.simulate import POLICIES
+from service.cli.offline.simulate import POLICIES, enacted_rows
 from service.cli.output import print_details, print_json, print_table, seconds
 from service.cli.which import JobId, find_job
 
@@ -70,6 +70,10 @@ def what_if(
     spares: Spares = None,
     gain: Gain = None,
     value: Value = None,
+    machines: Annotated[
+        bool,
+        typer.Option("--machines", help="The product's machines carry every change; see docs/policy.md."),
+    ] = False,
     service_url: ServiceUrl = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: AsJson = False,
@@ -96,6 +100,8 @@ def what_if(
         "job": find_job(client, job_id),
         "knobs": {name: each for name, each in knobs.items() if each is not None},
     }
+    if machines:
+        asked["machines"] = True
     if trace is None:
         asked["builtin"] = f"own-{own_hours}h"
     else:
@@ -133,5 +139,7 @@ def _show(found: dict[str, Any]) -> None:
             ("short of the victim oracle", f"{oracles['regret_victim']:.3%}"),
             ("tokens lost by", ", ".join(f"{name.replace('_', ' ')} {tokens / ideal:.2%}" for name, tokens in lost)),
             ("cost of a change", f"{seconds(found['lost_s'])}, {how} {found['lost_s_source']}"),
+            *enacted_rows(found),
+            *(("not followed", text) for text in found["not_followed"]),
         ]
     )

@@ -79,6 +79,7 @@ def _replay(context: Context, asked: WhatIfAsk) -> Question:
         knobs=knobs,
         measured=known.measured if known is not None else (),
         lasts_s=lasts_s,
+        machines=asked.machines,
     )
 
 

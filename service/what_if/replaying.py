@@ -14,6 +14,7 @@ from service.what_if.rules import Question
 
 _log = logging.getLogger(__name__)
 WHAT_TO_CHANGE = "give a shorter trace, or a job with a smaller nodes.max"
+WITHOUT_MACHINES = f"{WHAT_TO_CHANGE}, or ask without machines"
 
 
 @dataclass(slots=True)
@@ -31,11 +32,11 @@ class Replays:
             raise self._too_many()
         self.running += 1
         try:
-            return await self._run(child.written(asked))
+            return await self._run(child.written(asked), WITHOUT_MACHINES if asked.machines else WHAT_TO_CHANGE)
         finally:
             self.running -= 1
 
-    async def _run(self, question: bytes) -> bytes:
+    async def _run(self, question: bytes, what_to_change: str) -> bytes:
         # -I: nothing of the service's environment or folder, which may hold secrets, reaches it.
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-m", child.__name__, str(int(self.within_s) + 1), env={},
@@ -45,7 +46,7 @@ class Replays:
             async with asyncio.timeout(self.within_s):
                 answer, said = await process.communicate(question)
         except TimeoutError:
-            raise self._too_long() from None
+            raise self._too_long(what_to_change) from None
         finally:
             if process.returncode is None:
                 process.kill()
@@ -56,12 +57,12 @@ class Replays:
         if status == child.REFUSED:
             raise invalid(child.problem_of(answer))
         if status < 0 or status == child.OUT_OF_MEMORY:
-            raise self._too_long()
+            raise self._too_long(what_to_change)
         _log.error("a replay ended with %s: %s", status, said.decode(errors="replace")[-4_000:])
         raise ProblemError(unavailable("the replay failed, and the service's log says how; nothing was changed"))
 
-    def _too_long(self) -> ProblemError:
-        rule = f"must be replayed within {self.within_s:g} s and {child.MEMORY_MAX >> 20} MiB: {WHAT_TO_CHANGE}"
+    def _too_long(self, what_to_change: str) -> ProblemError:
+        rule = f"must be replayed within {self.within_s:g} s and {child.MEMORY_MAX >> 20} MiB: {what_to_change}"
         return invalid(FieldProblem(field="trace", rule=rule))
 
     def _too_many(self) -> ProblemError:

@@ -9,6 +9,7 @@ from agent.protocol.jobfile import JobFile
 from service.policy.price_book import PriceError
 from service.policy.types import PolicyVerdict
 from service.simulation.cluster_replay import ClusterRun
+from service.simulation.machines.change_times import ChangeTimes
 from service.simulation.replay_ledger import hours_by_cause
 from service.simulation.replay_setup import ReplaySetup
 from service.simulation.traces import CapacityTrace, TraceError, TraceFormat, read_trace
@@ -36,7 +37,8 @@ class CannotReplay(ValueError):
 @dataclass(frozen=True, slots=True)
 class Question:
     """All that a replay needs. `measured`: seconds of a step by layout, of those in which the job has run.
-    `lasts_s`: how long the trace lasts at least, also if nothing happens at its end."""
+    `lasts_s`: how long the trace lasts at least, also if nothing happens at its end. `machines`: whether the product's
+    machines carry the changes."""
 
     job: JobFile
     trace_name: str
@@ -46,6 +48,7 @@ class Question:
     knobs: WhatIfKnobs
     measured: tuple[tuple[str, float], ...] = ()
     lasts_s: float = 0.0
+    machines: bool = False
 
 
 def answer_of(asked: Question) -> WhatIfOut:
@@ -92,6 +95,7 @@ def _asked(asked: Question) -> WhatIf:
         spares_max=knobs.spares_max,
         gain_min=knobs.gain_min,
         measured=asked.measured,
+        times=ChangeTimes() if asked.machines else None,
     )
 
 
@@ -120,6 +124,10 @@ def _shown(job: JobFile, asked: WhatIf, answer: WhatIfAnswer) -> WhatIfOut:
         tokens_vs_hold_all=facts["tokens_vs_hold_all"],
         usd_vs_hold_all=facts["usd_vs_hold_all"],
         policies=[_run(name, run) for name, run in zip(found.names, found.runs, strict=True)],
+        enacted=None if asked.times is None else facts["enacted"],
+        handoffs_refused=facts["handoffs_refused"],
+        gave_up=facts["gave_up"],
+        not_followed=facts["not_followed"],
     )
 
 

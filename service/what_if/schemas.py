@@ -117,6 +117,11 @@ class WhatIfAsk(BaseModel):
         description="CSV with pool (spot, on-demand), usd_per_hour and from_s or effective_from, of a node; may have "
         "egress_usd_per_gb, of 10^9 bytes that leave the pool. Absent: 1 and 3 USD per hour.",
     )
+    machines: bool = Field(
+        default=False,
+        description="Whether the product's machines carry every change, so that a handoff can come too late or be "
+        "refused. It takes ten times as long or more: a trace that is too long for it is refused.",
+    )
     knobs: WhatIfKnobs = WhatIfKnobs()
 
     @field_validator("builtin")
@@ -198,3 +203,10 @@ class WhatIfOut(BaseModel):
     tokens_vs_hold_all: float = Field(description="Of LiveR's policy, as a share of those of holding every node.")
     usd_vs_hold_all: float = Field(description="USD per token, by how much it is dearer than holding every node.")
     policies: list[PolicyRunOut] = Field(description="LiveR's first.")
+    enacted: dict[str, int] | None = Field(
+        description="How many handoffs and starts LiveR's policy had, by rung and end; null where nobody asked for "
+        "machines."
+    )
+    handoffs_refused: int = Field(description="How often no handoff could be opened; 0 without machines.")
+    gave_up: str = Field(description="Why the job ended before the trace, by the machines; empty if it did not.")
+    not_followed: list[str] = Field(description="What the job file says of changes, and was not done.")

@@ -160,13 +160,13 @@ def _show(answer: "WhatIfAnswer") -> None:
             ("short of the victim oracle", f"{facts['regret_victim_oracle']:.3%}"),
             ("tokens lost by", ", ".join(lost)),
             ("cost of a change", f"{seconds(answer.lost_s)}, {how} {answer.lost_s_source}"),
-            *_enacted(facts),
+            *enacted_rows(facts),
             *(("not followed", text) for text in answer.not_followed),
         ]
     )
 
 
-def _enacted(facts: "dict[str, Any]") -> list[tuple[str, str]]:
+def enacted_rows(facts: "dict[str, Any]") -> list[tuple[str, str]]:
     """What the machines did under LiveR's policy, where they carried the changes."""
     if not facts["enacted"]:
         return []

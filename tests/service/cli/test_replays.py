@@ -25,6 +25,11 @@ def test_a_person_asks_what_a_job_would_have_done_on_a_trace_and_a_program_reads
     assert (found["slots_per_node"], found["lost_s"]) == (2, 2.0)
     assert f"{found['policies'][0]['goodput']:.4f}" in seen.stdout
 
+    assert "enacted" not in seen.stdout
+    by_machines = service.run(*asked, "--machines")
+    assert by_machines.exit_code == 0, by_machines.output
+    assert "start active" in by_machines.stdout and "handoffs refused" in by_machines.stdout
+
     trace.write_text("0,add,a\n0,add,a\n")
     refused = service.run(*asked)
     assert refused.exit_code == 1 and "trace.text: p3.csv: row 2: a came twice" in refused.stderr

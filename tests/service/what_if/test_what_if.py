@@ -50,6 +50,17 @@ def test_every_policy_is_answered_with_causes_that_sum_to_the_gap_and_a_curve_th
     assert 0 < ours["goodput"] < 1 and sum(ours["decisions"].values()) > 0 and not found["lost_s_is_guess"]
 
 
+def test_the_machines_can_be_asked_to_carry_every_change_and_what_they_did_is_told(client):
+    """A notice of 1 s is too short for them; at once, each change is taken to go through."""
+    asked = {"job_file": json.dumps(JOB | {"prefer": "total"}), "knobs": {"change_s": 2.0, "notice_s": 1.0}}
+    at_once, by_machines = (ask(client, **asked, machines=machines).json() for machines in (False, True))
+    assert (at_once["enacted"], at_once["handoffs_refused"], at_once["not_followed"]) == (None, 0, [])
+    assert by_machines["enacted"]["start active"] == 1
+    assert sum(count for what, count in by_machines["enacted"].items() if what.startswith("restart")) > 0
+    assert by_machines["policies"][0]["goodput"] < at_once["policies"][0]["goodput"]
+    assert by_machines["gave_up"] == "" and "prefer: total" in by_machines["not_followed"][0]
+
+
 def test_a_registered_job_is_meant_by_id_or_name_and_replayed_with_the_steps_it_has_made(client, training):
     job_id = client.get("/api/v1/jobs").json()[0]["job_id"]
     by_id, by_name = (ask(client, job_file=None, job=text).json() for text in (job_id, JOB["name"]))
@@ -129,18 +140,20 @@ def test_what_cannot_be_replayed_is_refused_by_field_and_rule(client, given, fie
     assert field in [name for name, _ in found] and any(rule in text for _, text in found), found
 
 
-def question() -> Question:
-    return Question(check_job_file(JOB), "t", TraceFormat.AUTO, TRACE, None, WhatIfKnobs())
+def question(*, machines: bool = False) -> Question:
+    return Question(check_job_file(JOB), "t", TraceFormat.AUTO, TRACE, None, WhatIfKnobs(), machines=machines)
 
 
-def test_a_replay_that_takes_too_long_is_ended_and_says_what_to_change():
+@pytest.mark.parametrize("machines", [False, True])
+def test_a_replay_that_takes_too_long_is_ended_and_says_what_to_change(machines):
     async def run() -> None:
-        await Replays(at_once_max=1, within_s=0.01).run(question())
+        await Replays(at_once_max=1, within_s=0.01).run(question(machines=machines))
 
     with pytest.raises(ProblemError) as caught:
         asyncio.run(run())
     assert caught.value.problem.status == 422
     assert "within 0.01 s" in caught.value.problem.detail and "shorter trace" in caught.value.problem.detail
+    assert ("without machines" in caught.value.problem.detail) is machines
 
 
 def test_more_replays_than_run_at_a_time_are_refused_until_one_has_ended():

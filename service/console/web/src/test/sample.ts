@@ -154,6 +154,7 @@ const run = (policy: string, tokens: number, lost: T.WhatIfOut['policies'][numbe
 })
 export const replayed: T.WhatIfOut = {
   job: 'GPT 7B, run 4', trace: 'own-48h', hours: 2, nodes_most: 4, slots_per_node: 8, device: 'A100', notice_s: 120, unannounced_share: 0.05, acquire_s: 120, lost_s: 4.2, lost_s_source: 'median of 12 handoffs of another size', lost_s_is_guess: true,
+  enacted: { 'live active': 3, 'start active': 1 }, handoffs_refused: 2, gave_up: '', not_followed: [],
   ideal_tokens: 1_000, oracles: { count_tokens: 960, victim_tokens: 980, regret_count: 0.0625, regret_victim: 0.0816 }, tokens_vs_hold_all: 1.8, usd_vs_hold_all: -0.44,
   policies: [
     run('liver', 900, { not_held: 20, layout: 30, pause: 40, lost_work: 10, waiting: 0 }, [[0, 4, 4, 4, 0], [1, 3, 3, 3, 400], [1.5, 3, 3, 2, 600], [2, 3, 3, 2, 900]]),

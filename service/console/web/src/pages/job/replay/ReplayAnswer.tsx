@@ -5,7 +5,7 @@ import { CsvButton } from '../../../parts/CsvButton'
 import { count, dollars, figure, percent, plural, prose, seconds, span, tick, words } from '../../../parts/format'
 import { Panel, Skeleton } from '../../../parts/Panel'
 import { Table } from '../../../parts/Table'
-import { gapOf, LOSS_COLORS, LOSS_MEANS, LOSS_WORDS, LOSSES, nodesOver, policyName, tokensOver, type Run } from './replay'
+import { enactedIn, gapOf, LOSS_COLORS, LOSS_MEANS, LOSS_WORDS, LOSSES, nodesOver, policyName, tokensOver, type Run } from './replay'
 
 const Plot = lazy(() => import('../../../charts/Plot'))
 const COLORS = ['series-1', 'series-2', 'series-3', 'fallback_restart', 'bootstrap', 'idle']
@@ -42,6 +42,8 @@ function Assumed({ of }: { of: WhatIfOut }) {
       <span>a change loses {seconds(of.lost_s)} {of.lost_s_is_guess && <span className="chip warn">guess</span>} <span className="quiet">({prose(of.lost_s_source)})</span></span>
       <span>{plural(of.slots_per_node, 'GPU')} a node, {of.device}</span>
       <span>notice {seconds(of.notice_s)}</span><span>{percent(of.unannounced_share)} of losses unannounced</span><span>a node is back after {seconds(of.acquire_s)}</span>
+      {of.enacted && <span title="What the product's machines did under LiveR's policy.">by the machines: {enactedIn(of)}{of.handoffs_refused > 0 && `, ${plural(of.handoffs_refused, 'handoff')} refused`}{of.gave_up && <span className="bad"> {prose(of.gave_up)}</span>}</span>}
+      {of.not_followed.map(text => <span key={text} className="chip warn" title={text}>not followed: {text}</span>)}
       <span title="Who knows how many nodes there will be, and who knows also which of them go.">with the future known: {count(of.oracles.count_tokens)} tokens by counts ({percent(of.oracles.regret_count)} more than LiveR), {count(of.oracles.victim_tokens)} by nodes ({percent(of.oracles.regret_victim)})</span>
     </div>
   )

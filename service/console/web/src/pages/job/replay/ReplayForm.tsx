@@ -27,6 +27,9 @@ export function ReplayForm({ value, onChange, problems, isBusy, onAsk }: FormPro
         </Group>
       </div>
       <div className="knobs">{KNOBS.map(knob => <KnobField key={knob.name} knob={knob} value={value.knobs[knob.name] ?? ''} rules={rulesOf(knob.name)} onChange={text => set({ knobs: { ...value.knobs, [knob.name]: text } })} />)}</div>
+      <label className="row small" title="A handoff can come too late, be refused or be ended by a loss, as in the product. It takes ten times as long or more.">
+        <input type="checkbox" checked={value.machines} onChange={event => set({ machines: event.target.checked })} /> The product's machines carry every change <span className="quiet">(slower: for short traces)</span>
+      </label>
       <div className="row"><button type="submit" className="primary" disabled={isBusy}>{isBusy ? 'Replaying …' : 'Replay'}</button><span className="quiet small" role="status">{isBusy ? 'The service replays every policy; it may take 20 s.' : 'Nothing is changed and nothing stored.'}</span></div>
     </form>
   )

@@ -2,7 +2,7 @@
 import { readFileSync } from 'node:fs'
 import { describe, expect, test } from 'vitest'
 import { replayed } from '../../../test/sample'
-import { bodyOf, EMPTY, FORMATS, gapOf, KNOBS, LOSSES, nodesOver, placeOf, PRICES_CHARS_MAX, tokensOver, TRACE_CHARS_MAX } from './replay'
+import { bodyOf, EMPTY, enactedIn, FORMATS, gapOf, KNOBS, LOSSES, nodesOver, placeOf, PRICES_CHARS_MAX, tokensOver, TRACE_CHARS_MAX } from './replay'
 
 interface Rule { default?: unknown; minimum?: number; exclusiveMinimum?: number; maximum?: number; maxLength?: number; type?: string; enum?: string[]; anyOf?: Rule[] }
 const described = JSON.parse(readFileSync('../../../docs/openapi.json', 'utf8')).components.schemas as Record<string, { enum?: string[]; properties: Record<string, Rule> }>
@@ -27,9 +27,9 @@ describe('the form', () => {
   test('sends what is entered and nothing else', () => {
     expect(bodyOf('gpt', EMPTY)).toEqual({ body: { job: 'gpt', builtin: 'own-48h', knobs: {} }, problems: [] })
     const trace = { name: 'p3.csv', text: '0,add,a\n' }
-    const { body, problems } = bodyOf('gpt', { ...EMPTY, from: 'file', trace, format: 'events', prices: { name: 'x', text: 'pool' }, knobs: { notice_s: ' 30 ', device: 'H100', gang: '' } })
+    const { body, problems } = bodyOf('gpt', { ...EMPTY, from: 'file', trace, format: 'events', prices: { name: 'x', text: 'pool' }, knobs: { notice_s: ' 30 ', device: 'H100', gang: '' }, machines: true })
     expect(problems).toEqual([])
-    expect(body).toEqual({ job: 'gpt', trace: { ...trace, format: 'events' }, prices: 'pool', knobs: { notice_s: 30, device: 'H100' } })
+    expect(body).toEqual({ job: 'gpt', trace: { ...trace, format: 'events' }, prices: 'pool', machines: true, knobs: { notice_s: 30, device: 'H100' } })
   })
 
   test.each([
@@ -50,6 +50,11 @@ describe('the form', () => {
 })
 
 describe('the answer', () => {
+  test('says what the machines did, by rung and end', () => {
+    expect(enactedIn({ ...replayed, enacted: null })).toBe('')
+    expect(enactedIn({ ...replayed, enacted: { 'live active': 3, 'drop_step aborted': 1, 'restart failed': 0 } })).toBe('3 live active, 1 drop step aborted')
+  })
+
   test('runs are drawn over the same moments, and none makes tokens out of nothing', () => {
     const { hours, values } = tokensOver(replayed.policies)
     expect(hours).toEqual([0, 0.5, 1, 1.5, 2])

@@ -32,8 +32,8 @@ export const OWN_HOURS = [['48', '48 h'], ['168', '7 d'], ['720', '30 d']] as co
 export type OwnHours = (typeof OWN_HOURS)[number][0]
 
 export interface TextFile { name: string; text: string }
-export interface Form { from: 'own' | 'file'; hours: OwnHours; trace: TextFile | null; format: Format; prices: TextFile | null; knobs: Partial<Record<KnobName, string>> }
-export const EMPTY: Form = { from: 'own', hours: '48', trace: null, format: 'auto', prices: null, knobs: {} }
+export interface Form { from: 'own' | 'file'; hours: OwnHours; trace: TextFile | null; format: Format; prices: TextFile | null; machines: boolean; knobs: Partial<Record<KnobName, string>> }
+export const EMPTY: Form = { from: 'own', hours: '48', trace: null, format: 'auto', prices: null, machines: false, knobs: {} }
 export interface Problem { field: string; rule: string }
 export type Body = Omit<Partial<T.WhatIfAsk>, 'knobs' | 'trace'> & { knobs: Partial<Record<KnobName, number | string>>; trace?: TextFile & { format: Format } }
 
@@ -54,7 +54,7 @@ export function bodyOf(jobId: string, form: Form): { body: Body; problems: reado
   }
   if (form.prices && form.prices.text.length > PRICES_CHARS_MAX) problems.push({ field: 'prices', rule: `must have at most ${PRICES_CHARS_MAX.toLocaleString('en-US')} characters` })
   const capacity = form.from === 'own' ? { builtin: `own-${form.hours}h` } : form.trace ? { trace: { ...form.trace, format: form.format } } : {}
-  return { body: { job: jobId, ...capacity, ...(form.prices ? { prices: form.prices.text } : {}), knobs }, problems }
+  return { body: { job: jobId, ...capacity, ...(form.prices ? { prices: form.prices.text } : {}), ...(form.machines ? { machines: true } : {}), knobs }, problems }
 }
 
 function ruleBroken(knob: Knob, text: string): string | null {
@@ -72,6 +72,9 @@ export function placeOf(field: string): 'trace' | 'prices' | KnobName | '' {
   if (first === 'knobs' && KNOBS.some(knob => knob.name === second)) return second as KnobName
   return first === 'trace' || first === 'builtin' ? 'trace' : first === 'prices' ? 'prices' : ''
 }
+
+/** "3 live active", "1 restart failed": what became of handoffs and starts, by rung and end. */
+export const enactedIn = (of: T.WhatIfOut): string => Object.entries(of.enacted ?? {}).filter(([, times]) => times > 0).map(([what, times]) => `${times} ${what.replaceAll('_', ' ')}`).join(', ')
 
 export const LOSSES = ['not_held', 'layout', 'pause', 'lost_work', 'waiting'] as const
 export type Loss = (typeof LOSSES)[number]
