@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SYSTEMD = ROOT / "deploy" / "systemd"
 COMPOSE = ROOT / "deploy" / "compose" / "compose.yaml"
 UNITS = ("liver.service", "liver-agent.service")
+GCP_NOTICE_S = 30
 
 
 def section(unit: str, name: str = "Service") -> dict[str, str]:
@@ -45,6 +46,14 @@ def test_both_say_when_they_are_ready_and_are_restarted_when_they_hang(unit: str
     service = section(unit)
     assert (service["Type"], service["Restart"]) == ("notify", "always")
     assert int(service["WatchdogSec"]) > 0 and service["NotifyAccess"] == "main"
+
+
+def test_an_agent_that_stands_still_is_replaced_while_half_of_the_shortest_notice_of_a_cloud_is_left() -> None:
+    service = section("liver-agent.service")
+    starts_s = 4
+    # By default systemd asks it to end first, and waits for TimeoutStopSec.
+    assert service["WatchdogSignal"] == "SIGKILL"
+    assert int(service["WatchdogSec"]) + int(service["RestartSec"]) + starts_s <= GCP_NOTICE_S / 2
 
 
 def test_ranks_outlive_the_agent_and_the_agent_has_the_time_that_logind_and_gcp_leave() -> None:
