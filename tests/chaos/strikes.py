@@ -55,6 +55,7 @@ class Strikes:
     struck: list[Struck] = field(default_factory=list)
     _threads: list[threading.Thread] = field(default_factory=list)
     _ending: threading.Event = field(default_factory=threading.Event)
+    _starting: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self) -> None:
         """From now on their times count."""
@@ -137,7 +138,10 @@ class Strikes:
                 self.machines.restart_service()
             case Victim.AGENT | Victim.LEAD:
                 self._ending.wait(strike.back_s)
-                self.machines.restart_agent(found.node)
+                with self._starting:
+                    # Two strikes on one agent end it once, and it is started once.
+                    if self.machines.agent_pid(found.node) in (None, found.processes[0].pid):
+                        self.machines.restart_agent(found.node)
 
 
 def _send(processes: tuple[ProcessIdentity, ...], number: signal.Signals) -> None:

@@ -1,0 +1,64 @@
+"""Strikes on one process do not come into each other's way."""
+
+import subprocess
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from agent.supervisor.process import ProcessIdentity, read_start_time
+from tests.chaos import strikes
+from tests.chaos.plan import Action, Strike, Victim
+from tests.chaos.strikes import Strikes
+from tests.chaos.victims import Found, Roles
+
+
+@dataclass
+class OneAgent:
+    """A machine whose agent is started again as by a process manager, which takes a moment."""
+
+    process: subprocess.Popen
+    starts: int = 0
+    full: list[str] = field(default_factory=list)
+
+    def agent_pid(self, node_id: str) -> int | None:
+        return self.process.pid if self.process.poll() is None else None
+
+    def restart_agent(self, node_id: str) -> None:
+        self.starts += 1
+        time.sleep(0.2)
+        self.process = sleeper()
+
+    def fill_disk(self, node_id: str) -> None:
+        self.full.append(node_id)
+
+    def clear_disk(self, node_id: str) -> None:
+        self.full.remove(node_id)
+
+
+def sleeper() -> subprocess.Popen:
+    return subprocess.Popen(["sleep", "30"])
+
+
+@pytest.mark.parametrize("others", [Action.KILL, Action.FULL])
+def test_an_agent_that_two_strikes_have_ended_is_started_again_once(monkeypatch: pytest.MonkeyPatch, others: Action):
+    machines: Any = OneAgent(sleeper())
+    first = machines.process
+    started_at = read_start_time(first.pid)
+    assert started_at is not None
+    found = Found("node-1", (ProcessIdentity(first.pid, started_at),))
+    monkeypatch.setattr(strikes, "find", lambda *_: found)
+    planned = tuple(
+        Strike(victim, action, after_s=0.0, lasts_s=0.1, back_s=0.05, pick=0.0)
+        for victim, action in ((Victim.AGENT, Action.KILL), (Victim.LEAD, others))
+    )
+    struck = Strikes(machines, Roles("job"), planned)
+    struck.begin()
+    deadline = time.monotonic() + 10.0
+    while not struck.over and time.monotonic() < deadline:
+        time.sleep(0.02)
+    machines.process.kill()
+    first.wait(5.0)
+    machines.process.wait(5.0)
+    assert struck.over and machines.starts == 1 and machines.process is not first
