@@ -239,7 +239,7 @@ class JobDriver:
         await self.lead.tick(self._node.peers.unreachable_since(self.job_id))
         if self.order is not None:
             await self.births.consider(self.order, self._lost)
-            if self.order.desired is DesiredState.RUN:
+            if self.births.wanted(self.order) is DesiredState.RUN:
                 await self.notices.consider(self.order)
             self.relay.tick(*self.notices.who_stays(self.order))
         await self._keep_spare_store()
@@ -261,7 +261,7 @@ class JobDriver:
         if order.generation is not None:
             self._lost = {slot: lost for slot, lost in self._lost.items() if lost.generation >= order.generation}
         await self.births.consider(order, self._lost)
-        if order.desired is DesiredState.RUN:
+        if self.births.wanted(order) is DesiredState.RUN:
             await self.notices.consider(order)
         else:
             self._lost.clear()
@@ -269,7 +269,7 @@ class JobDriver:
     async def _take_notice(self, fact: NoticeFact, *, asked_to_lead: bool) -> None:
         """Answered as soon as it is heard: of a short notice every tenth of a second counts."""
         self.notices.take(fact, asked_to_lead=asked_to_lead)
-        if self.order is not None and self.order.desired is DesiredState.RUN:
+        if self.order is not None and self.births.wanted(self.order) is DesiredState.RUN:
             await self.notices.consider(self.order)
 
     async def _take_peers_notice(self, fact: NoticeFact, step_s: float) -> None:
@@ -479,7 +479,7 @@ class JobDriver:
         living = [memory for memory in self.slots.memories() if memory.record.active is not None]
         kept = {(memory.store.host, memory.store.port) for memory in living if memory.store is not None}
         wanted = None
-        if self._is_named and self.order.desired is DesiredState.RUN:
+        if self._is_named and self.births.wanted(self.order) is DesiredState.RUN:
             wanted, newest = self.order.generation, self.lead.mirrors.newest_store()
             kept |= set() if newest is None else {newest}
         for key, address in self._node.stores.hosted:
@@ -492,7 +492,7 @@ class JobDriver:
         order, active = self.order, self.slots.active()
         if not self.lead.is_idle or self.slots.is_bound():
             return
-        if order is None or not self._is_named or order.desired is not DesiredState.RUN or active is None:
+        if order is None or not self._is_named or self.births.wanted(order) is not DesiredState.RUN or active is None:
             return await self.spare.keep(None)
         leads = self._node.node_id in lead_candidates(order, active, ())[:KEPT_BY]
         await self.spare.keep(self.lead.next_generation(order, active) if leads else None)

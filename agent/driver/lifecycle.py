@@ -42,9 +42,17 @@ class Births:
         self._missing_since: float | None = None
         self._said = ""
 
+    def wanted(self, order: JobOrder) -> DesiredState:
+        """What the job is to be now. A suspension whose time has come leaves a handoff alone: it may save the job."""
+        if order.desired is not DesiredState.RUN or order.suspends_utc is None:
+            return order.desired
+        is_due = self._node.now() >= order.suspends_utc.timestamp()
+        is_free = self._ending or (self._lead.is_idle and not self._slots.is_bound())
+        return DesiredState.SUSPENDED if is_due and is_free else DesiredState.RUN
+
     async def consider(self, order: JobOrder, lost: dict[int, RankStatus]) -> None:
         """Bring this node's ranks to what the service wants. Idempotent."""
-        match order.desired:
+        match self.wanted(order):
             case DesiredState.STOP:
                 await self._wind_down(order, "the job is stopped")
             case DesiredState.SUSPENDED:

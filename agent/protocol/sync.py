@@ -428,6 +428,11 @@ class JobOrder(Message):
     )
     peer_key_number: Count = Field(default=1, description="Of the current key; grows by one with each.")
     desired: DesiredState
+    suspends_utc: Utc | None = Field(
+        default=None,
+        description="From then on `desired` is suspended, whether or not the service can be heard: nothing fits what "
+        "will be left. Null: no such time is planned.",
+    )
     generation: Generation | None = Field(description="Active, or to be started; null before the first.")
     origin_id: UUID | None = Field(
         default=None, description="Names the generation's birth: same number but another origin means a stale world."
@@ -463,7 +468,6 @@ class JobOrder(Message):
         default=None, description="Before, an older world may step on: ranks of this generation wait. Null: none can."
     )
     reason: Text = ""
-
 
 class Refusal(Message):
     """A part of the report that was not taken, and why; the agent must not send it again. Of very many, some are left

@@ -25,7 +25,7 @@ from service.cli.client import (
 )
 from service.cli.columns import Column
 from service.cli.offline import try_job
-from service.cli.output import layout, names, print_details, print_json, print_table, seconds, since
+from service.cli.output import deadline, layout, names, print_details, print_json, print_table, seconds, since
 from service.cli.watching import Lines, Screen, View
 from service.cli.which import ENDED, JobId, find_job, short_jobs
 from service.elapsed import span
@@ -136,6 +136,7 @@ def show(
         (
             ("job", job["job_id"]),
             ("state", f"{job['state']}: {job['reason']}"),
+            ("suspended", deadline(job["suspends_at"]) if job["suspends_at"] else ""),
             ("layout", f"{job['layout'] or '-'} on {', '.join(job['nodes']) or 'no nodes'}"),
             ("step", f"{job['last_step']} of {job['stop_steps']}, {job['lost_steps']} lost"),
             ("pace", _pace(job["pace"])),
@@ -185,11 +186,11 @@ def checkpoint(
     client = connect(service_url, token_file)
     path = f"/api/v1/jobs/{find_job(client, job_id)}"
     client.post(f"{path}/checkpoint")
-    deadline = time.monotonic() + wait_s
+    ends_at = time.monotonic() + wait_s
     while (job := client.get(path))["checkpoint_asked"]:
         if job["state"] in ENDED:
             fail(f"job {job['job_id']} ended before it was written: it is {job['state']}: {job['reason']}")
-        if time.monotonic() >= deadline:
+        if time.monotonic() >= ends_at:
             fail(f"no checkpoint within {wait_s:.0f} s; liver jobs logs {job['job_id']} says why if writing failed")
         time.sleep(CHECKPOINT_LOOK_S)
     newest = max(job["checkpoints"], key=lambda item: item["step"])

@@ -303,16 +303,17 @@ def burn(job: JobRow, generation: int) -> None:
 
 
 def activate(session: Session, job: JobRow, *, expected: int | None, generation: int) -> bool:
-    """Compare-and-set of the job's active generation. False, and nothing changed, if another one is active."""
+    """Compare-and-set of the job's active generation. False, and nothing changed, if another one is active. What was
+    planned for the one before is over."""
     session.flush()
     changed = session.execute(
         update(JobRow)
         .where(JobRow.job_id == job.job_id, JobRow.active_generation.is_not_distinct_from(expected))
-        .values(active_generation=generation)
+        .values(active_generation=generation, suspends_at=None)
         .returning(JobRow.job_id)
         .execution_options(synchronize_session=False)
     ).scalar_one_or_none()
-    session.refresh(job, ["active_generation"])
+    session.refresh(job, ["active_generation", "suspends_at"])
     return changed is not None
 
 

@@ -129,7 +129,7 @@ def newest_checkpoint(session: Session, job: JobRow) -> Checkpoint | None:
     )
     row = session.scalars(statement).one_or_none()
     if row is not None:
-        return Checkpoint(row.path, row.step, row.finished_at)
+        return Checkpoint(row.path, row.step, row.finished_at, row.seconds)
     start_from = job_file_of(job).start_from
     return Checkpoint(start_from, step_of(start_from)) if start_from is not None else None
 
@@ -317,6 +317,7 @@ def _view(
         saves_at_end=job_file_of(job).checkpoint is not None,
         saves_soon=job.awaits_checkpoint,
         suspended_because=job.suspended_because,
+        suspends_at=job.suspends_at,
         paused_because=job.paused_because,
     )
 

@@ -20,6 +20,7 @@ from service.jobs.causes import (
     may_be_of_a_node,
     ran_out,
 )
+from service.jobs.suspending import COMMITTED_S, Pace, begins_at
 from service.jobs.tables import JobState
 from service.jobs.view import Action, Do, JobLimits, JobView, Leaving, Loss
 from service.planner.inputs import PlannerDecision, PlannerVerdict
@@ -74,11 +75,16 @@ def _keep_running(view: JobView, limits: JobLimits) -> Action:
     if _is_ahead(view):
         # The agents completed a handoff while the service was down. By the old roster a healthy job would be restarted.
         return Action(Do.NOTHING, f"generation {view.ahead} trains, its handoff is not reported yet", look_again_s=1.0)
+    if view.suspends_at is not None and view.suspends_at <= view.now and not _is_held(view):
+        # Its agents end the ranks now, or have ended them while the service was away.
+        return _suspend(_why_it_will_stand(view), view.decision)
     loss = _why_lost(view, limits)
     if loss is not None:
         if view.errors and _may_know_more(view, limits):
             return Action(Do.NOTHING, f"{loss.reason}; its agents will say what failed", look_again_s=AWAIT_CAUSE_S)
         return _fall_back(view, limits, loss)
+    if view.suspends_at is not None and (action := _keep_or_call_off(view, view.suspends_at)):
+        return action
     if view.handoff is not None:
         return _watch_handoff(view, view.handoff, limits)
     if view.state is JobState.STARTING:
@@ -293,10 +299,50 @@ def _answer_notices(view: JobView, limits: JobLimits) -> Action:
     if waited_s < limits.propose_after_s and not hopeless:
         return Action(Do.NOTHING, "the agents act on the notice", look_again_s=limits.propose_after_s - waited_s)
     if view.decision.target is None:
-        return _suspend(f"{', '.join(i.node_id for i in view.leaving[:8])} will go", view.decision)
+        return _suspend_in_time(view, noticed_at)
+    return _propose(view, limits, view.decision.target, save=_is_unsaved(view, noticed_at))
+
+
+def _is_unsaved(view: JobView, since: datetime) -> bool:
+    """Whether a checkpoint should be written, for there is none since then, and none is on its way."""
     saved_at = view.checkpoint.finished_at if view.checkpoint else None
-    save = view.saves_at_end and not view.saves_soon and (saved_at is None or saved_at < noticed_at)
-    return _propose(view, limits, view.decision.target, save=save)
+    return view.saves_at_end and not view.saves_soon and (saved_at is None or saved_at < since)
+
+
+def _suspend_in_time(view: JobView, noticed_at: datetime) -> Action:
+    """Nothing fits what stays. The job trains on while there is time: a node may come, or the notice be taken back. A
+    checkpoint is written at once all the same, for the node may go before its time."""
+    pace = Pace(view.step_s, view.checkpoint.seconds if view.checkpoint else None)
+    at = begins_at(tuple(item.deadline_at for item in view.leaving), pace, view.suspends_at)
+    if at is None or at <= view.now or not view.saves_at_end:
+        return _suspend(_why_it_will_stand(view), view.decision)
+    text = f"{_why_it_will_stand(view)}; {view.decision.reason}: suspended at {at:%H:%M:%S} UTC unless a node comes"
+    wait_s = (at - view.now).total_seconds()
+    if at == view.suspends_at:
+        return Action(Do.NOTHING, text, look_again_s=wait_s)
+    return Action(Do.SUSPEND_LATER, text, suspends_at=at, save=_is_unsaved(view, noticed_at), look_again_s=wait_s)
+
+
+def _why_it_will_stand(view: JobView) -> str:
+    names = ", ".join(item.node_id for item in view.leaving[:8])
+    return f"{names} will go" if names else f"suspended at {view.suspends_at:%H:%M:%S} UTC as was planned"
+
+
+def _is_held(view: JobView) -> bool:
+    """Whether agents do not end the ranks for the sake of a handoff."""
+    return view.handoff is not None and view.handoff.state is not HandoffState.PROPOSED
+
+
+def _keep_or_call_off(view: JobView, at: datetime) -> Action | None:
+    """What becomes of a suspension that is planned for later: it stands while nothing fits, or while an agent might not
+    hear that it does not. None: the rule goes on as if none were planned."""
+    left_s = (at - view.now).total_seconds()
+    if 0 < left_s <= COMMITTED_S and not _is_held(view):
+        return Action(Do.NOTHING, f"{_why_it_will_stand(view)}; its ranks end now", look_again_s=left_s)
+    is_hopeless = bool(view.leaving) and view.decision.target is None and view.handoff is None
+    if is_hopeless or left_s <= COMMITTED_S or view.silent or view.gone or view.unheard:
+        return None
+    return Action(Do.SUSPEND_LATER, "it need not be suspended: the job has where to go", look_again_s=0.0)
 
 
 def _grow_or_stay(view: JobView, limits: JobLimits) -> Action:

@@ -56,6 +56,10 @@ class JobSummary(BaseModel):
     state: JobState
     reason: str = Field(description="Why the job is in this state, or what it waits for.")
     paused: bool = Field(default=False, description="Somebody asked that it stands until it is resumed.")
+    suspends_at: datetime | None = Field(
+        description="When its ranks end, with a checkpoint: nodes will go, and nothing fits what stays. "
+        "Called off if nodes come before."
+    )
     active_generation: int | None
     layout: str | None
     nodes: list[str]
@@ -75,6 +79,7 @@ class JobSummary(BaseModel):
             state=JobState(row.state),
             reason=row.reason,
             paused=bool(row.paused_because),
+            suspends_at=row.suspends_at,
             active_generation=row.active_generation,
             layout=generation.layout if generation else None,
             nodes=generation.nodes if generation else [],

@@ -40,7 +40,8 @@ class SourceKind(StrEnum):
 
 class JobRow(Claimed, Base):
     """One job. `active_generation` changes only by compare-and-set; `due_at` is null once the job has ended.
-    `suspended_because`: kept until the job starts again, while `reason` says what it waits for. `paused_because`: who
+    `suspended_because`: kept until the job starts again, while `reason` says what it waits for. `suspends_at`: when its
+    agents end its ranks, unless that is called off before. `paused_because`: who
     asked for a pause; empty if nobody did. `emptied_at`: when its steps were deleted, long after its end.
     `peer_key_at`: when the current key was made; `peer_key_before` is valid too, until it is dropped."""
 
@@ -85,6 +86,7 @@ class JobRow(Claimed, Base):
     lost_steps: Mapped[int] = mapped_column(default=0)
     error_at: Mapped[datetime | None] = mapped_column(default=None)
     suspended_because: Mapped[str] = mapped_column(default="")
+    suspends_at: Mapped[datetime | None] = mapped_column(default=None)
     paused_because: Mapped[str] = mapped_column(default="")
     checkpoints_asked: Mapped[int] = mapped_column(default=0)
     checkpoints_answered: Mapped[int] = mapped_column(default=0)

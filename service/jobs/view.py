@@ -51,11 +51,13 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The newest complete checkpoint. `finished_at`: None for one of another job."""
+    """The newest complete checkpoint. `finished_at`: None for one of another job. `seconds`: it took to write it, where
+    somebody said so."""
 
     path: str
     step: int
     finished_at: datetime | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ class JobView:
     `unstepped_since`: when it was started, if it has made no step and is not the job's first.
     `starts`: what those of this job took; `failed_starts`: those in a row that failed by no fault of their nodes.
     `paused_because`: who asked that it stands until it is resumed, empty if nobody did. `overspent`: its budget is
-    spent; empty if it is not, or if there is none.
+    spent; empty if it is not, or if there is none. `suspends_at`: when agents end its ranks, since nothing fits what
+    will be left; None where that is not planned.
     """
 
     state: JobState
@@ -131,6 +134,7 @@ class JobView:
     saves_at_end: bool = False
     saves_soon: bool = False
     suspended_because: str = ""
+    suspends_at: datetime | None = None
     listening_since: datetime | None = None
     paused_because: str = ""
     overspent: str = ""
@@ -144,6 +148,7 @@ class Do(StrEnum):
     PROPOSE = "propose"
     DROP_HANDOFF = "drop_handoff"
     SUSPEND = "suspend"
+    SUSPEND_LATER = "suspend_later"
     SETTLE = "settle"
 
 
@@ -151,7 +156,7 @@ class Do(StrEnum):
 class Action:
     """What to do and why. `look_again_s`: time after which the same facts may lead to another action. `save`: ranks are
     asked for a checkpoint, since the rest may fail. `crashes`, `suspended_because`: to be remembered. `cause`: what
-    ended the world that the job has had."""
+    ended the world that the job has had. `suspends_at`: when agents are to end the ranks; None: not any more."""
 
     do: Do
     reason: str
@@ -167,3 +172,4 @@ class Action:
     cause: FirstCause | None = None
     suspended_because: str = ""
     steps_after_s: float = 0.0
+    suspends_at: datetime | None = None

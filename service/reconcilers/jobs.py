@@ -167,11 +167,15 @@ def apply_action(session: Session, job: JobRow, action: Action, *, plan_digest: 
             _drop_open(session, job, action.reason, now=now)
             set_state(job, JobState.SUSPENDING, action.reason, now=now)
             job.suspended_because = action.suspended_because
+        case Do.SUSPEND_LATER:
+            pass
         case Do.SETTLE:
             assert action.state is not None
             if action.state in ENDED or action.state is JobState.STOPPING:
                 _drop_open(session, job, action.reason, now=now)
             set_state(job, action.state, action.reason, now=now)
+    # Whatever else is done calls a planned suspension off.
+    job.suspends_at = action.suspends_at
     job.failed_starts += action.failed_start
     job.checkpoints_asked += action.save
     if action.crashes is not None:

@@ -173,6 +173,7 @@ def _made(
         peer_key_before=job.peer_key_before,
         peer_key_number=job.peer_key_number,
         desired=_DESIRED[JobState(job.state)],
+        suspends_utc=job.suspends_at,
         generation=active.generation if active else None,
         origin_id=UUID(str(active.origin_id)) if active else None,
         source=_source(active) if active else None,
@@ -189,7 +190,7 @@ def _made(
         spares=_spares([name for name in job.spares if name in nodes and name not in going], nodes, roster),
         handoff=_handoff_order(handoff) if handoff is not None and handoff.proposer == "service" else None,
         checkpoint_asked=job.checkpoints_asked if job.awaits_checkpoint else 0,
-        saves_at_end=job.state in (JobState.STOPPING, JobState.SUSPENDING) and spec.checkpoint is not None,
+        saves_at_end=_may_end(job) and spec.checkpoint is not None,
         notices=tuple(noticed[:NODES_MAX]),
         lost_after_s=lost_after_s,
         steps_from_utc=active.steps_from_at if active else None,
@@ -223,6 +224,11 @@ def _members(session: Session, whose: dict[str, list[str]], *, now: datetime) ->
         if row.kind is not None and now < ends_utc(fact := as_fact(row)):
             nodes[row.node_id].notices.append(fact)
     return found
+
+
+def _may_end(job: JobRow) -> bool:
+    """Whether ranks end now, or at a time that is told already."""
+    return job.state in (JobState.STOPPING, JobState.SUSPENDING) or job.suspends_at is not None
 
 
 def _lead_order(members: Sequence[str], nodes: _Nodes, going: set[str]) -> tuple[str, ...]:

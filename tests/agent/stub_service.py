@@ -71,6 +71,7 @@ class StubService:
         self.causes: list[Reason] = []  # why a job failed by its own fault
         self.checkpoints: list[CheckpointFact] = []
         self.checkpoint_asked = 0
+        self.suspends_utc: datetime | None = None
         self.nodes: dict[str, NodeInfo] = {}  # as last reported
         self.notice_sources: dict[str, SourceHealth] = {}
         self.keys: dict[str, tuple[str, str | None, int]] = {}  # by node: its orders name other keys than the first
@@ -202,6 +203,7 @@ class StubService:
             peer_key_before=before,
             peer_key_number=number,
             desired=self.desired,
+            suspends_utc=self.suspends_utc,
             generation=self.generation,
             origin_id=self.origin,
             source=self.source,

@@ -86,6 +86,7 @@ class PlayedJob:
         self._crashes = Crashes()
         self._failed_starts = 0
         self._because = ""
+        self._suspends_at: datetime | None = None
         self._look_s = float("inf")
 
     # What it hears.
@@ -158,6 +159,7 @@ class PlayedJob:
             )
             if refusal is None:
                 self._world, self._failed_starts, self._declined = roster, 0, None
+                self._suspends_at = None
                 self._set(JobState.RUNNING, "handed over")
         self.wake()
 
@@ -227,11 +229,14 @@ class PlayedJob:
                 self._because = action.suspended_because
                 self._set(JobState.SUSPENDING, action.reason)
                 self._ground.stop_world()
+            case Do.SUSPEND_LATER:
+                pass
             case Do.SETTLE:
                 assert action.state is not None
                 if action.state is JobState.FAILED:
                     self._ground.stop_world()
                 self._set(action.state, action.reason)
+        self._suspends_at = action.suspends_at
         self._failed_starts += action.failed_start
         self._crashes = action.crashes or self._crashes
         if action.save and self._ground.spent.doing is Doing.TRAINING:
@@ -333,6 +338,7 @@ class PlayedJob:
             starts=starts_of((each.how, utc(each.at_s), self._stepped_at(each)) for each in reversed(self._starts)),
             saves_at_end=ground.times.writes_checkpoints,
             suspended_because=self._because,
+            suspends_at=self._suspends_at,
         )
         return view if layout is None else replace(view, **self._steps(layout))
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,20 @@ def test_a_suspended_job_writes_a_checkpoint_and_comes_back_from_it_on_other_nod
         nodes.wait_training(started, ("b", "c"))
         assert min(step for generation, step in nodes.service.steps if generation == started) == 1_001
         assert nodes.service.failed == []
+
+
+def test_ranks_end_with_a_checkpoint_at_the_time_that_the_service_named_before_it_went_away() -> None:
+    with cluster("a", "b") as nodes:
+        nodes.wait_training(1, ("a", "b"))
+        nodes.service.suspends_utc = datetime.now(UTC) + timedelta(seconds=6)
+        journals = [nodes.directory / name / "journal.jsonl" for name in "ab"]
+        nodes.wait(lambda: all('"suspends_utc":"2' in path.read_text() for path in journals), "the orders")
+        nodes.service.stop()
+        wait_ended(nodes, "a", "b")
+        assert datetime.now(UTC) >= nodes.service.suspends_utc
+        nodes.service.start()
+        assert "/checkpoints/step-" in nodes.wait(lambda: nodes.service.checkpoints, "the checkpoint")[0].path
+        assert nodes.service.failed == [], "nobody misses them"
 
 
 def test_a_rank_that_dies_in_a_world_unknown_to_the_service_is_not_started_in_the_world_before_it() -> None:

@@ -1,6 +1,7 @@
 """The rank processes of one job, where a process is only just being started."""
 
 import asyncio
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -181,6 +182,28 @@ def births_of(host: RankHost, scene: Scene) -> tuple[Births, list[Any]]:
     node = SimpleNamespace(node_id=scene.node_id, now=lambda: scene.now)
     lead = SimpleNamespace(cancel=cancel, give_way=give_way)
     return Births(cast(Any, node), JOB_ID, scene.slots, host, cast(Any, lead)), cancelled
+
+
+@pytest.mark.parametrize(
+    ("after_s", "leads", "is_bound", "wanted"),
+    [
+        (-1, False, False, DesiredState.RUN),
+        (0, False, False, DesiredState.SUSPENDED),
+        (5, True, False, DesiredState.RUN),
+        (5, False, True, DesiredState.RUN),
+    ],
+)
+def test_a_suspension_whose_time_has_come_leaves_a_handoff_alone(
+    after_s: float, leads: bool, is_bound: bool, wanted: DesiredState
+):
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    node = SimpleNamespace(now=lambda: at.timestamp() + after_s)
+    slots, lead = SimpleNamespace(is_bound=lambda: is_bound), SimpleNamespace(is_idle=not leads)
+    births = Births(cast(Any, node), JOB_ID, cast(Any, slots), cast(Any, None), cast(Any, lead))
+    order = SimpleNamespace(desired=DesiredState.RUN, suspends_utc=at)
+    assert births.wanted(cast(Any, order)) is wanted
+    assert births.wanted(cast(Any, SimpleNamespace(desired=DesiredState.STOP, suspends_utc=at))) is DesiredState.STOP
+    assert births.wanted(cast(Any, SimpleNamespace(desired=DesiredState.RUN, suspends_utc=None))) is DesiredState.RUN
 
 
 ENDS = [SimpleNamespace(desired=wish, saves_at_end=False) for wish in (DesiredState.STOP, DesiredState.SUSPENDED)]
