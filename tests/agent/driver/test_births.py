@@ -50,8 +50,9 @@ def test_ranks_end_with_a_checkpoint_at_the_time_that_the_service_named_before_i
         nodes.service.suspends_utc = datetime.now(UTC) + timedelta(seconds=6)
         journals = [nodes.directory / name / "journal.jsonl" for name in "ab"]
         nodes.wait(lambda: all('"suspends_utc":"2' in path.read_text() for path in journals), "the orders")
+        ranks = [rank.pid for name in "ab" if (rank := nodes.rank(name)) is not None]
         nodes.service.stop()
-        wait_ended(nodes, "a", "b")
+        nodes.wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks), "the end of the ranks")
         assert datetime.now(UTC) >= nodes.service.suspends_utc
         nodes.service.start()
         assert "/checkpoints/step-" in nodes.wait(lambda: nodes.service.checkpoints, "the checkpoint")[0].path
