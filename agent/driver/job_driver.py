@@ -171,7 +171,7 @@ class JobDriver:
     def take_store_exit(self, generation: int) -> None:
         """The store of a world, which this node hosted, ended by itself."""
         self.spare.use(generation)  # It is nobody's spare any more.
-        self.post(lambda: self.lead.take_store_death(generation))
+        self.post(lambda: self.births.take_store_death(generation, self._lost))
 
     def hang(self, slot: int, reason: str) -> None:
         """A rank of this node hangs; it is named, and shown with its state."""

@@ -16,7 +16,16 @@ from agent.protocol.sync import DesiredState, JobOrder, RankStatus, SourceCheckp
 from agent.protocol.values import HandoffCause
 from agent.supervisor.records import StoreKey
 from agent.supervisor.stores import StoreError
-from liver_core.handoff import Order, RankStage, Reason, Stage, StoreAddress, start_order
+from liver_core.handoff import (
+    FailedPart,
+    FailureCause,
+    Order,
+    RankStage,
+    Reason,
+    Stage,
+    StoreAddress,
+    start_order,
+)
 from liver_core.handoff.generations import first_of
 from liver_core.layout import Member, Roster
 
@@ -26,6 +35,7 @@ STEPS_GRACE = 4
 """Steps that a rank may take until it has learned that it should end and has ended."""
 CHECKPOINT_GRACE_S = 120.0
 """How much longer than a step a rank may take to end if it writes a checkpoint."""
+_BY_STORE = FailureCause(FailedPart.STORE)
 _log = logging.getLogger(__name__)
 
 
@@ -62,6 +72,28 @@ class Births:
                 await self._run(order, lost)
                 if order.checkpoint_asked:
                     await self._host.ask_checkpoint(WriteCheckpoint(number=order.checkpoint_asked))
+
+    async def take_store_death(self, generation: int, lost: dict[int, RankStatus]) -> None:
+        """The store that this node keeps of a world died. A handoff to that world cannot be decided any more. Ranks of
+        a start that have yet to meet there would wait in vain for longer than a start takes: they are lost at once."""
+        await self._lead.take_store_death(generation)
+        text = f"the store of generation {generation} on node {self._node.node_id} died"
+        for slot, rank in self._slots.starting_in(generation).items():
+            _log.warning("job %s: %s before rank %d had met the others there", self._job_id, text, rank)
+            lost[slot] = self._lost_rank(slot, rank, generation, Reason(text, "start", rank, cause=_BY_STORE))
+            self._host.end(slot, text, 0.0)
+        self._node.sync_soon()
+
+    def _lost_rank(self, slot: int, rank: int, generation: int, reason: Reason) -> RankStatus:
+        return RankStatus(
+            job_id=self._job_id,
+            generation=generation,
+            rank=rank,
+            slot=slot,
+            pid=os.getpid(),
+            stage=RankStage.FAILED,
+            reason=reason,
+        )
 
     async def _run(self, order: JobOrder, lost: dict[int, RankStatus]) -> None:
         if order.generation is None or order.roster is None or order.source is None or order.origin_id is None:
@@ -134,15 +166,8 @@ class Births:
             return
         for slot in missing:
             rank = roster.members.index(Member(self._node.node_id, slot))
-            lost[slot] = RankStatus(
-                job_id=self._job_id,
-                generation=roster.generation,
-                rank=rank,
-                slot=slot,
-                pid=os.getpid(),
-                stage=RankStage.FAILED,
-                reason=Reason(text="no process of this rank runs on its node", rank=rank, phase="adopt"),
-            )
+            reason = Reason("no process of this rank runs on its node", "adopt", rank)
+            lost[slot] = self._lost_rank(slot, rank, roster.generation, reason)
         self._node.sync_soon()
 
     def _is_missing(self, slot: int, order: JobOrder, generation: int) -> bool:

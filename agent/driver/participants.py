@@ -136,6 +136,19 @@ class JobSlots:
         part in a handoff before."""
         return any(self._is_starting(slot, memory) for slot, memory in self._memories.items())
 
+    def starting_in(self, generation: int) -> dict[int, int]:
+        """The same of the world with this number: the slots of such ranks, and their ranks in it."""
+        found: dict[int, int] = {}
+        for slot, memory in self._memories.items():
+            world = memory.record.active
+            rank = world.rank_of(Member(self._node.node_id, slot)) if world is not None else None
+            if world is None or world.generation != generation or rank is None:
+                continue
+            is_launched = self._host.is_busy(slot) and self._host.state(slot) is None
+            if is_launched or self._is_starting(slot, memory):
+                found[slot] = rank
+        return found
+
     def _is_starting(self, slot: int, memory: SlotMemory) -> bool:
         if memory.record.replaced is not None:
             return True

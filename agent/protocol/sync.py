@@ -469,6 +469,7 @@ class JobOrder(Message):
     )
     reason: Text = ""
 
+
 class Refusal(Message):
     """A part of the report that was not taken, and why; the agent must not send it again. Of very many, some are left
     out."""

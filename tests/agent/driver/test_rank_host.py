@@ -13,7 +13,7 @@ from agent.driver.lifecycle import Births
 from agent.driver.rank_host import Launch, RankHost
 from agent.protocol.sync import DesiredState, SourceHandoff
 from agent.supervisor.records import SlotKey
-from liver_core.handoff import Order, ParticipantRecord, RankStage, start_order
+from liver_core.handoff import FailedPart, FailureCause, Order, ParticipantRecord, RankStage, start_order
 from liver_core.handoff.generations import next_start
 from tests.agent.driver.test_participants import ACTIVE, STORE, WHY, Scene, order
 from tests.agent.stub_service import JOB_ID, roster_of
@@ -179,9 +179,55 @@ def births_of(host: RankHost, scene: Scene) -> tuple[Births, list[Any]]:
         if started not in cancelled:
             cancelled.append(started)
 
-    node = SimpleNamespace(node_id=scene.node_id, now=lambda: scene.now)
-    lead = SimpleNamespace(cancel=cancel, give_way=give_way)
+    async def take_store_death(generation: int) -> None:
+        return None
+
+    node = SimpleNamespace(node_id=scene.node_id, now=lambda: scene.now, sync_soon=lambda: None)
+    lead = SimpleNamespace(cancel=cancel, give_way=give_way, take_store_death=take_store_death)
     return Births(cast(Any, node), JOB_ID, scene.slots, host, cast(Any, lead)), cancelled
+
+
+@pytest.mark.parametrize("is_launched", [False, True])
+def test_ranks_of_a_start_whose_store_dies_are_lost_at_once_and_no_others(is_launched: bool):
+    """By themselves they would wait half a minute for it, and the agent knows at once."""
+
+    async def run() -> tuple[list[int], dict[int, Any]]:
+        slow, host, scene = hosted(record=ParticipantRecord())
+        births, _ = births_of(host, scene)
+        lost: dict[int, Any] = {}
+        await scene.slots.take_start(0, born())
+        if is_launched:
+            await settled()
+            slow.states[SlotKey(JOB_ID, 0)].stage = RankStage.STARTING
+        await births.take_store_death(4, lost)
+        assert not lost, "the store of another world"
+        await births.take_store_death(5, lost)
+        await settled()
+        stopped = [*slow.stopped]
+        await host.close()
+        return stopped, lost
+
+    stopped, lost = asyncio.run(run())
+    assert stopped == [5]
+    reason = lost[0].reason
+    assert (lost[0].stage, lost[0].generation, reason.cause) == (RankStage.FAILED, 5, FailureCause(FailedPart.STORE))
+    assert reason.text == "the store of generation 5 on node a died"
+
+
+def test_ranks_that_step_need_the_store_of_their_start_no_more():
+    async def run() -> tuple[list[int], dict[int, Any]]:
+        slow, host, scene = hosted(record=ParticipantRecord())
+        births, _ = births_of(host, scene)
+        lost: dict[int, Any] = {}
+        await scene.slots.take_start(0, born())
+        await settled()
+        slow.states[SlotKey(JOB_ID, 0)] = SimpleNamespace(handoff_id="born", stage=RankStage.TRAINING)
+        await births.take_store_death(5, lost)
+        await settled()
+        await host.close()
+        return slow.stopped, lost
+
+    assert asyncio.run(run()) == ([], {})
 
 
 @pytest.mark.parametrize(
@@ -256,6 +302,7 @@ def handed_on(generation: int) -> Any:
     """What the service wants while a world of b and c runs that a handoff has made."""
     return SimpleNamespace(
         desired=DesiredState.RUN,
+        suspends_utc=None,
         generation=generation,
         roster=roster_of(generation, ("b", "c")),
         source=SourceHandoff(handoff_id=uuid4()),
