@@ -169,7 +169,8 @@ class Scene:
         job = JobDriver(self.node, JOB_ID)
         job.order = self.order
         job.slots, job.lead = cast(JobSlots, self.slots), cast(Lead, self.lead)
-        job.births = cast(Any, SimpleNamespace(consider=_nothing_to_do))
+        wanted = {"consider": _nothing_to_do, "wanted": lambda order: order.desired}
+        job.births = cast(Any, SimpleNamespace(**wanted))
         job.notices = self._response()
         job.start()
         return job
