@@ -27,6 +27,7 @@ from agent.driver.planning import (
 )
 from agent.driver.progress import Amendment, LostTime, Progress, first_mirror, learned_from, state_of_end
 from agent.journal import Table
+from agent.peer.unreached import lost_members
 from agent.protocol.notice_life import is_open
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffDeclined, HandoffMirror, HandoffOrder, JobOrder
@@ -54,7 +55,6 @@ from liver_core.handoff.proposer_events import (
     Amend,
     Cancel,
     HandoffEnded,
-    MemberLost,
     Open,
     PersistProposal,
     ProposerEffect,
@@ -246,12 +246,9 @@ class Lead:
         if proposal is not None and self._proposer.state in SILENT_IS_LOST:
             source = proposal.source.members if proposal.source is not None else ()
             lost_s = FENCED_LOST_S if proposal.parent < self._started else PEER_LOST_S
-            for member in dict.fromkeys((*source, *proposal.members)):
-                since = unreachable.get(member.node_id)
-                if since is not None and now - since > lost_s:
-                    text = f"the agent of {member.node_id} has not been reached for {now - since:.0f} s"
-                    cause = FailureCause(FailedPart.NODE)
-                    await self._feed(MemberLost(member, Reason(text, str(self._proposer.state), cause=cause)))
+            members, how = (*source, *proposal.members), {"phase": str(self._proposer.state), "lost_s": lost_s}
+            for lost in lost_members(self._node.node_id, members, unreachable, now=now, **how):
+                await self._feed(lost)
         await self._feed(Tick())
 
     async def close(self) -> None:

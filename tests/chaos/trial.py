@@ -26,7 +26,7 @@ from tests.chaos.trail import read_trail
 from tests.chaos.victims import Roles
 
 START_S = 150.0
-SUSPEND_S = 90.0
+SUSPEND_S = 150.0
 STRIKES_S = 120.0
 RECOVER_S = 90.0
 RECOVER_MOST_S = 400.0
