@@ -425,7 +425,7 @@ def test_too_few_nodes_suspend_the_job_and_their_return_resumes_it_from_the_chec
     fleet.run()
     fleet.jump(30)
     fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(25),)}})
-    leaving = {name: {"notices": (fleet.agents[name].notice(),)} for name in ("b", "c", "d")}
+    leaving = {name: {"notices": (fleet.agents[name].notice(deadline_s=20),)} for name in ("b", "c", "d")}
     fleet.round(parts=leaving)
     for _ in range(7):
         fleet.round()
