@@ -34,7 +34,8 @@ def list_nodes(
 def jobs_of_nodes(session: Session, node_ids: Iterable[str]) -> Mapping[str, list[str]]:
     """The jobs that each of these nodes works for, not those whose spare it is."""
     found: dict[str, list[str]] = defaultdict(list)
-    for node_id, job_id in session.execute(_working(), {"node_ids": list(node_ids)}).all():
+    wanted = list(node_ids)
+    for node_id, job_id in session.execute(_working(), {"node_ids": wanted}) if wanted else ():
         found[node_id].append(job_id)
     return found
 
