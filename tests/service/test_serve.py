@@ -73,11 +73,13 @@ def test_a_collection_of_garbage_does_not_look_through_all_that_the_service_has_
 
     def run(server: uvicorn.Server, *, sockets: list[socket.socket]) -> None:
         seen.append(len(gc.get_objects()))
+        assert gc.get_threshold() == serve.COLLECTS_AFTER
 
+    usual = gc.get_threshold()
     monkeypatch.setattr(uvicorn.Server, "run", run)
     serve.serve(ServiceSettings(data_dir=tmp_path, port=0))
     assert seen[0] < 10_000, "objects that a full collection looks at as the service begins to serve"
-    assert gc.get_freeze_count() == 0, "a process that goes on collects as before"
+    assert (gc.get_freeze_count(), gc.get_threshold()) == (0, usual), "a process that goes on collects as before"
 
 
 def test_only_token_files_that_are_there_are_announced(tmp_path):
