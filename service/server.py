@@ -31,8 +31,8 @@ TURN_S = 0.001
 """How long a thread computes while others wait for the interpreter, at most. An answer is handed over between threads
 several times; by default each of these turns takes 5 ms while a reconciler computes."""
 COLLECTS_AFTER = 10_000, 20, 50
-"""Objects more than were there until the young ones are looked through, how often that is done until those that were left
-by it are, and how often that until all are. By default (700, 10, 10) requests alone cause a full collection every few
+"""Objects more than there were until the young ones are looked through; how often that is done until those that it has
+left are, and how often that until all are. By default (700, 10, 10) requests alone cause a full collection every few
 seconds: nobody is answered for 30 ms beside 48 agents, and for longer beside more."""
 HEAD_BYTES_MAX = 32 * 1024
 """Of the head of a request."""
