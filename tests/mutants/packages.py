@@ -13,6 +13,7 @@ class Package:
 
 _DRIVER = ("planning", "progress", "handoff_measures", "lead", "mirrors", "notice_response", "participants")
 _STREAMING = ("tiles", "follow", "header", "pace", "ring")
+_NOUNS = ("handoffs", "jobs", "nodes", "notices")
 PACKAGES = {
     "layout": Package(
         ("liver_core/layout",), ("tests/liver_core/layout", "tests/liver_core/reshard/test_scenarios.py")
@@ -35,8 +36,8 @@ PACKAGES = {
     "journal": Package(("agent/journal.py",), ("tests/agent/journal",)),
     "notice_life": Package(("agent/protocol/notice_life.py",), ("tests/agent/protocol/test_notice_life.py",)),
     "service rules": Package(
-        tuple(f"service/{noun}/rules.py" for noun in ("handoffs", "jobs", "nodes", "notices")),
-        tuple(f"tests/service/{noun}/test_rules.py" for noun in ("handoffs", "jobs", "nodes", "notices")),
+        (*(f"service/{noun}/rules.py" for noun in _NOUNS), "service/jobs/suspending.py"),
+        (*(f"tests/service/{noun}/test_rules.py" for noun in _NOUNS), "tests/service/jobs/test_suspending.py"),
     ),
     # The statements that they send are text, and are not mutated.
     "calm reports": Package(
