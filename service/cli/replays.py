@@ -98,14 +98,10 @@ def what_if(
     }
     asked: dict[str, Any] = {
         "job": find_job(client, job_id),
+        "machines": machines,
         "knobs": {name: each for name, each in knobs.items() if each is not None},
+        **_capacity(trace, own_hours),
     }
-    if machines:
-        asked["machines"] = True
-    if trace is None:
-        asked["builtin"] = f"own-{own_hours}h"
-    else:
-        asked["trace"] = {"name": trace.name[:256], "text": text_of(trace, "--trace", bytes_max=FILE_BYTES_MAX)}
     if prices is not None:
         asked["prices"] = text_of(prices, "--prices", bytes_max=FILE_BYTES_MAX)
     found = client.post("/api/v1/what-if", content=json.dumps(asked).encode(), answer_s=ANSWER_S)
@@ -113,6 +109,13 @@ def what_if(
         print_json(found)
     else:
         _show(found)
+
+
+def _capacity(trace: Path | None, own_hours: int) -> dict[str, Any]:
+    """Which trace is meant, as the API takes it."""
+    if trace is None:
+        return {"builtin": f"own-{own_hours}h"}
+    return {"trace": {"name": trace.name[:256], "text": text_of(trace, "--trace", bytes_max=FILE_BYTES_MAX)}}
 
 
 def _show(found: dict[str, Any]) -> None:

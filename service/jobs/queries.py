@@ -274,10 +274,7 @@ def _view(
 ) -> JobView:
     members = set(inputs.world.node_ids()) if inputs.world else set()
     ahead, ahead_by_member = _ahead(nodes, job, members, heard_since)
-    by_state = {
-        state: tuple(node.node_id for node in nodes if node.node_id in members and node.state == state)
-        for state in NodeState
-    }
+    silent, gone = (_in_state(nodes, members, state) for state in (NodeState.SILENT, NodeState.GONE))
     ended = handoffs.last_ended(session, job.job_id)
     return JobView(
         state=JobState(job.state),
@@ -293,8 +290,8 @@ def _view(
         declined=handoffs.declined(session, ended, active=job.active_generation),
         leaving=_leaving(noticed, members),
         revoked=tuple(sorted(cut_off(session, job.job_id, members, since=row.created_at))) if row else (),
-        silent=by_state[NodeState.SILENT],
-        gone=by_state[NodeState.GONE],
+        silent=silent,
+        gone=gone,
         answering=tuple(node.node_id for node in nodes if _may_live(node, now)),
         absent=_absent(session, handoff),
         broken=handoffs.broken_by(session, job),
@@ -320,6 +317,10 @@ def _view(
         suspends_at=job.suspends_at,
         paused_because=job.paused_because,
     )
+
+
+def _in_state(nodes: Sequence[NodeRow], members: set[str], state: NodeState) -> tuple[str, ...]:
+    return tuple(node.node_id for node in nodes if node.node_id in members and node.state == state)
 
 
 def _are_left_out(spec: JobFile, usable: _Usable) -> bool:

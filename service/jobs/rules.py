@@ -10,6 +10,7 @@ from liver_core.layout.limits import fitting
 from service.handoffs.older_worlds import OLDER_MAY_STEP, starting_words, wait_of, waits_s
 from service.handoffs.rules import OpenHandoff
 from service.handoffs.start_times import next_start_at, start_left
+from service.handoffs.suspending import COMMITTED_S, EndTimes, begins_at
 from service.jobs.causes import (
     FailedPart,
     FirstCause,
@@ -20,7 +21,6 @@ from service.jobs.causes import (
     may_be_of_a_node,
     ran_out,
 )
-from service.jobs.suspending import COMMITTED_S, Pace, begins_at
 from service.jobs.tables import JobState
 from service.jobs.view import Action, Do, JobLimits, JobView, Leaving, Loss
 from service.planner.inputs import PlannerDecision, PlannerVerdict
@@ -312,7 +312,7 @@ def _is_unsaved(view: JobView, since: datetime) -> bool:
 def _suspend_in_time(view: JobView, noticed_at: datetime) -> Action:
     """Nothing fits what stays. The job trains on while there is time: a node may come, or the notice be taken back. A
     checkpoint is written at once all the same, for the node may go before its time."""
-    pace = Pace(view.step_s, view.checkpoint.seconds if view.checkpoint else None)
+    pace = EndTimes(view.step_s, view.checkpoint.seconds if view.checkpoint else None)
     at = begins_at(tuple(item.deadline_at for item in view.leaving), pace, view.suspends_at)
     if at is None or at <= view.now or not view.saves_at_end:
         return _suspend(_why_it_will_stand(view), view.decision)

@@ -1,13 +1,14 @@
 """Strikes on one process do not come into each other's way."""
 
 import subprocess
-import time
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from agent.supervisor.process import ProcessIdentity, read_start_time
+from deploy.local.api import until
 from tests.chaos import strikes
 from tests.chaos.plan import Action, Strike, Victim
 from tests.chaos.strikes import Strikes
@@ -27,7 +28,7 @@ class OneAgent:
 
     def restart_agent(self, node_id: str) -> None:
         self.starts += 1
-        time.sleep(0.2)
+        threading.Event().wait(0.2)
         self.process = sleeper()
 
     def fill_disk(self, node_id: str) -> None:
@@ -55,9 +56,7 @@ def test_an_agent_that_two_strikes_have_ended_is_started_again_once(monkeypatch:
     )
     struck = Strikes(machines, Roles("job"), planned)
     struck.begin()
-    deadline = time.monotonic() + 10.0
-    while not struck.over and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until("the strikes to be over", 10.0, lambda: struck.over, lambda: None)
     machines.process.kill()
     first.wait(5.0)
     machines.process.wait(5.0)

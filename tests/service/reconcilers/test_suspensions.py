@@ -1,8 +1,8 @@
 """A suspension that can wait, through the reconciler, its database, and the orders that agents get."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from service.jobs.suspending import COMMITTED_S
+from service.handoffs.suspending import COMMITTED_S
 from service.jobs.tables import JobRow
 from tests.service.reconcilers.conftest import Fleet
 
@@ -23,14 +23,17 @@ def planned(fleet: Fleet) -> dict:
     return job
 
 
-def stored(fleet: Fleet) -> JobRow:
+def end_of(fleet: Fleet) -> datetime:
+    """When the ranks will end."""
     with fleet.context.sessions() as session:
-        return session.get_one(JobRow, fleet.job_id)
+        found = session.get_one(JobRow, fleet.job_id).suspends_at
+    assert found is not None
+    return found
 
 
 def test_agents_are_told_when_ranks_end_and_the_job_trains_until_then(fleet: Fleet):
     planned(fleet)
-    order, ends_at = fleet.agents["a"].job_order(), stored(fleet).suspends_at
+    order, ends_at = fleet.agents["a"].job_order(), end_of(fleet)
     assert (order.desired, order.suspends_utc, order.saves_at_end) == ("run", ends_at, True)
     assert order.checkpoint_asked == 1, "should a node go before its time"
     before = fleet.step
@@ -60,7 +63,7 @@ def test_a_node_that_comes_in_time_calls_it_off_and_the_job_is_handed_over(fleet
 def test_ranks_that_ended_while_the_service_could_not_be_heard_are_found_suspended_and_start_again(fleet: Fleet):
     planned(fleet)
     last = fleet.job()["last_step"]
-    ends_at = stored(fleet).suspends_at
+    ends_at = end_of(fleet)
     fleet.clock.now = ends_at + timedelta(seconds=COMMITTED_S)
     for gone in "bc":
         del fleet.agents[gone]

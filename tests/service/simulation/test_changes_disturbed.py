@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from service.jobs.suspending import Pace
+from service.handoffs.suspending import EndTimes
 from service.ledger.tables import Cause
 from service.policy.plain_policies import ReactivePolicy
 from service.policy.types import Candidate, Goal, PolicyDecision, PolicyInputs
@@ -201,7 +201,7 @@ def test_a_job_with_too_few_nodes_is_suspended_with_a_checkpoint_and_resumes_wit
     assert story(run) == ["start active", "restart active"]
     assert dict(run.tokens_lost_by)["lost_work"] == 0
     assert dict(run.tokens_lost_by)["pause"] > 0
-    needs_s = Pace(step_s=2.0, save_s=None).suspends_in_s
+    needs_s = EndTimes(step_s=2.0, save_s=None).suspends_in_s
     assert trained(run, 1)[-1][1] == pytest.approx(300.0 - needs_s, abs=1.0), "it trains on until then"
     assert trained(run, 100_001)[0][0] == pytest.approx(600.0 + 55.0, abs=1.0)
 

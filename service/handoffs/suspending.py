@@ -21,7 +21,7 @@ COMMITTED_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class EndTimes:
     """Seconds of a usual step, 0 if not known, and of the newest checkpoint, None before there is one."""
 
     step_s: float
@@ -34,7 +34,7 @@ class Pace:
         return TAKES_S + STEPS * self.step_s + SAVES * save_s
 
 
-def begins_at(deadlines: tuple[datetime | None, ...], pace: Pace, planned: datetime | None) -> datetime | None:
+def begins_at(deadlines: tuple[datetime | None, ...], pace: EndTimes, planned: datetime | None) -> datetime | None:
     """When the suspension has to begin that is over before the first of these deadlines. None: at once, since a node
     may go at any time, or nobody knows how long a step takes. `planned`: for when it is planned so far, which stays
     unless that is too late or much too early."""

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from agent.protocol.values import HandoffState
-from service.jobs.suspending import COMMITTED_S, SAVE_GUESS_S, TAKES_S, Pace, begins_at
+from service.handoffs.suspending import COMMITTED_S, SAVE_GUESS_S, TAKES_S, EndTimes, begins_at
 from service.jobs.tables import JobState
 from service.jobs.view import Checkpoint, Do, JobView, Leaving
 from tests.service.jobs.test_rules import MOVE, NOTHING_FITS, STAY, act, at, handoff, view
 
-PACE = Pace(step_s=0.5, save_s=2.0)
+PACE = EndTimes(step_s=0.5, save_s=2.0)
 NEEDS_S = TAKES_S + 3 * 0.5 + 2 * 2.0
 
 
