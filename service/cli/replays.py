@@ -100,10 +100,8 @@ def what_if(
         "job": find_job(client, job_id),
         "machines": machines,
         "knobs": {name: each for name, each in knobs.items() if each is not None},
-        **_capacity(trace, own_hours),
+        **_capacity(trace, own_hours, prices),
     }
-    if prices is not None:
-        asked["prices"] = text_of(prices, "--prices", bytes_max=FILE_BYTES_MAX)
     found = client.post("/api/v1/what-if", content=json.dumps(asked).encode(), answer_s=ANSWER_S)
     if as_json:
         print_json(found)
@@ -111,11 +109,14 @@ def what_if(
         _show(found)
 
 
-def _capacity(trace: Path | None, own_hours: int) -> dict[str, Any]:
-    """Which trace is meant, as the API takes it."""
-    if trace is None:
-        return {"builtin": f"own-{own_hours}h"}
-    return {"trace": {"name": trace.name[:256], "text": text_of(trace, "--trace", bytes_max=FILE_BYTES_MAX)}}
+def _capacity(trace: Path | None, own_hours: int, prices: Path | None) -> dict[str, Any]:
+    """Which trace and prices are meant, as the API takes them."""
+    found: dict[str, Any] = {"builtin": f"own-{own_hours}h"}
+    if trace is not None:
+        found = {"trace": {"name": trace.name[:256], "text": text_of(trace, "--trace", bytes_max=FILE_BYTES_MAX)}}
+    if prices is not None:
+        found["prices"] = text_of(prices, "--prices", bytes_max=FILE_BYTES_MAX)
+    return found
 
 
 def _show(found: dict[str, Any]) -> None:
