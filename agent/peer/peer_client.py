@@ -126,7 +126,7 @@ class PeerClient:
         return (await self._request(PeerCall("GET", job_id, node_id, STATUS_PATH, lambda _: b""))).json()
 
     def unreachable_since(self, job_id: str) -> dict[str, float]:
-        """Agents that left several requests unanswered, one of them just now; since when (seconds since 1970).
+        """Agents that several requests did not reach, one of them just now; since when (seconds since 1970).
 
         An old failure does not count if nothing was sent to the agent since.
         """
@@ -173,6 +173,8 @@ class PeerClient:
     async def _request(self, call: PeerCall) -> httpx.Response:
         url = self._address_of(call.job_id, call.node_id)
         if url is None:
+            # Whoever has left the job, so that orders do not name it any more, will never answer either.
+            self._note_silence(call)
             raise PeerUnreachable(f"the address of {call.node_id} is not known")
         response = None
         # An agent that is cut off from the service may know only the key before the current one.
@@ -190,6 +192,11 @@ class PeerClient:
             raise PeerUnreachable(f"{call.node_id} at {url} answered {response.status_code}: {response.text[:500]}")
         return response
 
+    def _note_silence(self, call: PeerCall) -> None:
+        now = self._now()
+        known = self._silences.get((call.job_id, call.node_id), Silence(now, now, 0))
+        self._silences[(call.job_id, call.node_id)] = Silence(known.since, now, known.tries + 1)
+
     async def _try(self, call: PeerCall, url: str, key: str) -> tuple[httpx.Response, bool]:
         """The answer to the call signed with this key, and whether it shows that the receiver has the key."""
         clock = self._clocks.setdefault(call.node_id, PeerClock())
@@ -204,9 +211,7 @@ class PeerClient:
                 f"{call.node_id} at {url} was not called: all connections of this agent are in use"
             ) from None
         except httpx.HTTPError as error:
-            now = self._now()
-            known = self._silences.get((call.job_id, call.node_id), Silence(now, now, 0))
-            self._silences[(call.job_id, call.node_id)] = Silence(known.since, now, known.tries + 1)
+            self._note_silence(call)
             raise PeerUnreachable(f"{call.node_id} at {url}: {type(error).__name__}: {error}") from None
         told = told_time(request, nonce, key, response.headers)
         if told is not None and clock.take(told, sent, self._now()):

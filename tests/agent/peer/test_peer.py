@@ -289,6 +289,20 @@ def test_an_agent_is_silent_only_after_several_tries_and_until_it_speaks() -> No
     asyncio.run(scenario())
 
 
+def test_an_agent_whose_address_nobody_knows_any_more_is_silent_too() -> None:
+    """It has left the job. Who leads a handoff with it would wait for it for ever, and keep stores and ranks."""
+
+    async def scenario() -> None:
+        client = PeerClient(lambda job_id, node_id: None, lambda job_id: (KEY,))
+        for tries in range(1, 4):
+            with pytest.raises(PeerUnreachable, match="the address of b is not known"):
+                await client.send(envelope())
+            assert ("b" in client.unreachable_since("job")) == (tries >= 3)
+        await client.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_call_for_which_this_agent_has_no_connection_left_is_no_silence_of_the_other_one() -> None:
     async def scenario() -> None:
         taken: list[Envelope] = []
