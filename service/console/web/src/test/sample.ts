@@ -17,8 +17,8 @@ export const job: T.JobOut = {
   } as unknown as T.JobOut['spec'],
 } as T.JobOut
 
-export const summary: T.JobSummary = (({ job_id, name, state, paused, reason, layout, nodes, last_step, stop_steps, lost_steps, active_generation, created_at, state_changed_at }) =>
-  ({ job_id, name, state, paused, reason, layout, nodes, last_step, stop_steps, lost_steps, active_generation, created_at, state_changed_at }))(job)
+export const summary: T.JobSummary = (({ job_id, name, state, paused, suspends_at, reason, layout, nodes, last_step, stop_steps, lost_steps, active_generation, created_at, state_changed_at }) =>
+  ({ job_id, name, state, paused, suspends_at, reason, layout, nodes, last_step, stop_steps, lost_steps, active_generation, created_at, state_changed_at }))(job)
 const failed: T.JobSummary = { ...summary, job_id: 'moe-small', name: 'moe-small', state: 'failed', layout: null, nodes: [], last_step: 40, stop_steps: 1000, reason: 'rank 3 on b-1 ended with exit code 1 three times in a row' }
 
 const NO_COST = { causes: [], egress: { bytes: 0, dollars: null }, saved_unknown_slot_seconds: 0, unpriced_slot_seconds: 0 }
