@@ -246,8 +246,8 @@ class Lead:
         if proposal is not None and self._proposer.state in SILENT_IS_LOST:
             source = proposal.source.members if proposal.source is not None else ()
             lost_s = FENCED_LOST_S if proposal.parent < self._started else PEER_LOST_S
-            members, how = (*source, *proposal.members), {"phase": str(self._proposer.state), "lost_s": lost_s}
-            for lost in lost_members(self._node.node_id, members, unreachable, now=now, **how):
+            members, phase = (*source, *proposal.members), str(self._proposer.state)
+            for lost in lost_members(self._node.node_id, members, unreachable, phase=phase, now=now, lost_s=lost_s):
                 await self._feed(lost)
         await self._feed(Tick())
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from service.cli.client import DEFAULT_URL, AsJson, ServiceUrl, TokenFile, connect, text_of
-from service.cli.offline.simulate import POLICIES, enacted_rows
+from service.cli.offline.simulate import POLICIES, Machines, enacted_rows
 from service.cli.output import print_details, print_json, print_table, seconds
 from service.cli.which import JobId, find_job
 
@@ -70,10 +70,7 @@ def what_if(
     spares: Spares = None,
     gain: Gain = None,
     value: Value = None,
-    machines: Annotated[
-        bool,
-        typer.Option("--machines", help="The product's machines carry every change; see docs/policy.md."),
-    ] = False,
+    machines: Machines = False,
     service_url: ServiceUrl = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: AsJson = False,

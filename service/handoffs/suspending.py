@@ -34,13 +34,13 @@ class EndTimes:
         return TAKES_S + STEPS * self.step_s + SAVES * save_s
 
 
-def begins_at(deadlines: tuple[datetime | None, ...], pace: EndTimes, planned: datetime | None) -> datetime | None:
+def begins_at(deadlines: tuple[datetime | None, ...], times: EndTimes, planned: datetime | None) -> datetime | None:
     """When the suspension has to begin that is over before the first of these deadlines. None: at once, since a node
     may go at any time, or nobody knows how long a step takes. `planned`: for when it is planned so far, which stays
     unless that is too late or much too early."""
-    if not pace.step_s or not deadlines or any(at is None for at in deadlines):
+    if not times.step_s or not deadlines or any(at is None for at in deadlines):
         return None
-    at = min(at for at in deadlines if at is not None) - timedelta(seconds=pace.suspends_in_s)
+    at = min(at for at in deadlines if at is not None) - timedelta(seconds=times.suspends_in_s)
     if planned is not None and -EARLIER_S <= (at - planned).total_seconds() <= LATER_S:
         return planned
     return at

@@ -312,8 +312,8 @@ def _is_unsaved(view: JobView, since: datetime) -> bool:
 def _suspend_in_time(view: JobView, noticed_at: datetime) -> Action:
     """Nothing fits what stays. The job trains on while there is time: a node may come, or the notice be taken back. A
     checkpoint is written at once all the same, for the node may go before its time."""
-    pace = EndTimes(view.step_s, view.checkpoint.seconds if view.checkpoint else None)
-    at = begins_at(tuple(item.deadline_at for item in view.leaving), pace, view.suspends_at)
+    times = EndTimes(view.step_s, view.checkpoint.seconds if view.checkpoint else None)
+    at = begins_at(tuple(item.deadline_at for item in view.leaving), times, view.suspends_at)
     if at is None or at <= view.now or not view.saves_at_end:
         return _suspend(_why_it_will_stand(view), view.decision)
     text = f"{_why_it_will_stand(view)}; {view.decision.reason}: suspended at {at:%H:%M:%S} UTC unless a node comes"

@@ -43,6 +43,9 @@ Value = Annotated[
         "--usd-per-mtok", min=0, help="What a million tokens is worth.", show_default="by the job, else on-demand"
     ),
 ]
+Machines = Annotated[
+    bool, typer.Option("--machines", help="The product's machines carry every change; see docs/policy.md.")
+]
 
 
 def simulate(
@@ -67,10 +70,7 @@ def simulate(
     report: Annotated[
         Path | None, typer.Option(help="Report of make bench-handoff to fit the cost of a change on.", metavar="FILE")
     ] = None,
-    machines: Annotated[
-        bool,
-        typer.Option("--machines", help="The product's machines carry every change; see docs/policy.md."),
-    ] = False,
+    machines: Machines = False,
     html: Annotated[Path | None, typer.Option("--html", help="Write a page with plots.", metavar="OUT")] = None,
     as_json: AsJson = False,
 ) -> None:

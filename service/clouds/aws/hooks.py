@@ -11,7 +11,6 @@ from typing import Any
 from uuid import uuid4
 
 from botocore.exceptions import BotoCoreError, ClientError
-from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -20,9 +19,9 @@ from service.clouds.aws.events import Hook
 from service.clouds.tables import HookRow
 from service.context import Context
 from service.db.claims import claim_due, take_back
-from service.jobs.tables import JobMemberRow, MemberRole
 from service.leases.tables import LeaseRow
 from service.ledger.rules import OVER
+from service.nodes.queries import jobs_of_nodes
 from service.nodes.tables import NodeRow
 
 LOOK_EVERY = timedelta(seconds=2)
@@ -104,12 +103,9 @@ def tick(context: Context, autoscaling: Any) -> int:
 def _view(session: Session, row: HookRow) -> HookView:
     lease = session.get(LeaseRow, row.lease_id) if row.lease_id is not None else None
     node = session.get_one(NodeRow, row.node_id)
-    works = select(JobMemberRow.job_id).where(
-        JobMemberRow.node_id == row.node_id, JobMemberRow.role != MemberRole.SPARE
-    )
     return HookView(
         has_lease=lease is not None and lease.ended_at is None,
-        has_ranks=any(rank["stage"] not in OVER for rank in node.ranks) or session.scalars(works).first() is not None,
+        has_ranks=any(rank["stage"] not in OVER for rank in node.ranks) or bool(jobs_of_nodes(session, [row.node_id])),
         heartbeats=row.heartbeats,
         beat_at=row.beat_at,
     )
