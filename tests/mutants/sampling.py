@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from pathlib import PurePath
 
 KILLED_LEAST = 0.85
 """Of the mutants of one package that are not argued to be equivalent."""
@@ -39,6 +40,18 @@ class Mutant:
 
     mutation: Mutation
     change: str
+
+
+def nearest_first(file: str, tests: Mapping[str, str]) -> list[str]:
+    """The paths of `tests`, whose values are their texts. First come those that most likely find a mistake in `file`:
+    named after it, then speaking of it. So most mutants are found early."""
+    stem = PurePath(file).stem
+
+    def distance(path: str) -> int:
+        name = PurePath(path).stem
+        return 0 if name == f"test_{stem}" else 1 if stem in name else 2 if stem in tests[path] else 3
+
+    return sorted(tests, key=lambda path: (distance(path), path))
 
 
 @cache

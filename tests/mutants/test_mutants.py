@@ -83,6 +83,12 @@ def test_a_change_is_told_by_the_lines_that_differ() -> None:
     assert sampling.change_between("@cache\ndef f(): ...\n", "def f(): ...\n") == "@cache -> "
 
 
+def test_tests_named_after_a_file_come_first_then_those_that_speak_of_it() -> None:
+    order = ["t/test_rules.py", "t/b/test_more_rules.py", "t/test_near.py", "t/test_far.py"]
+    texts = dict.fromkeys(order[::-1], "") | {"t/test_near.py": "from a import rules"}
+    assert sampling.nearest_first("a/rules.py", texts) == order
+
+
 def mutant(package: str, change: str, line: int = 1) -> Mutant:
     return Mutant(Mutation(package, f"{package}.py", "f", (line, 0), "core/x", 0), change)
 
