@@ -29,7 +29,16 @@ from agent.peer.deaths import Deaths
 from agent.peer.peer_client import PeerUnreachable
 from agent.peer.peer_server import PeerRefused
 from agent.peer.probe import Probes, Reached, answer_of
-from agent.protocol.peer import DeathBody, Envelope, FactsBody, NoticeBody, OrderBody, RankMeasures, ReportBody
+from agent.protocol.peer import (
+    DeathBody,
+    Envelope,
+    FactsBody,
+    NoticeBody,
+    OrderBody,
+    RankMeasures,
+    ReportBody,
+    SuspensionBody,
+)
 from agent.protocol.rank import Checkpointed, Finished, Hello, RankEvent, StageReport, StepLease, StepReport
 from agent.protocol.sync import (
     CheckpointFact,
@@ -46,8 +55,7 @@ from agent.supervisor.records import RankState
 from liver_core.handoff import Order, RankStage, Reason, Report
 from liver_core.layout import Member
 
-TICK_S = 0.5
-INBOX_MAX = 100_000
+TICK_S, INBOX_MAX = 0.5, 100_000
 _OVER = (RankStage.LEFT, RankStage.FINISHED)
 _log = logging.getLogger(__name__)
 Work = Callable[[], Awaitable[None]]
@@ -74,9 +82,9 @@ class JobDriver:
         self.spare = SpareStore(node, job_id)
         hears = {"uses_store": self.spare.use, "seen": self.slots.highest_generation}
         self.lead = Lead(node, job_id, send_order=self._send_order, post=self.post, pulse=self._pulse, **hears)
-        self.notices = NoticeResponse(node, job_id, self.slots, self.lead, lambda: self._pulse().median_step_s)
-        self.relay = relay_of(node, job_id)
         self.births = Births(node, job_id, self.slots, self._host, self.lead)
+        self.notices = NoticeResponse(node, job_id, self.slots, self.lead, self.births.alone, self._pulse)
+        self.relay = relay_of(node, job_id)
         self.probes = Probes()
         self._leases = StepLeases(
             job_id,
@@ -89,7 +97,7 @@ class JobDriver:
         self._lost: dict[int, RankStatus] = {}
         self._finished: set[int] = set()
         self._last_row: StepRow | None = None
-        self._checkpoint_step: int | None = None
+        self._saved: tuple[int | None, float | None] = (None, None)  # step and seconds of the newest checkpoint
         self._step_s_elsewhere = 0.0
         self._measured: dict[int, tuple[str, RankMeasures]] = {}  # by slot, with the handoff that it is about
 
@@ -292,6 +300,8 @@ class JobDriver:
                 return self._deaths.work_of(envelope.sender, death)
             case FactsBody() as facts:
                 return self.relay.work_of(facts)
+            case SuspensionBody() as body:
+                return lambda: self.births.alone.take(body)
 
     async def _take_rank_event(self, slot: int, event: RankEvent, state: RankState | None) -> None:
         match event:
@@ -342,15 +352,8 @@ class JobDriver:
         if not self._host.ended(slot):
             return  # It was to end, and another one is started in its place.
         if active is not None and not expected:
-            self._lost[slot] = RankStatus(
-                job_id=self.job_id,
-                generation=active.generation,
-                rank=active.rank_of(Member(self._node.node_id, slot)) or 0,
-                slot=slot,
-                pid=1,
-                stage=RankStage.FAILED,
-                reason=reason,
-            )
+            rank = active.rank_of(Member(self._node.node_id, slot)) or 0
+            self._lost[slot] = self.births.lost_rank(slot, rank, active.generation, reason)
         await self.slots.take_death(slot, reason)
         self._node.sync_soon()
 
@@ -378,7 +381,7 @@ class JobDriver:
         self._node.outbox.put_step(row)
 
     def _take_checkpoint(self, slot: int, event: Checkpointed, state: RankState | None) -> None:
-        self._checkpoint_step = event.step
+        self._saved = event.step, event.seconds
         self._node.outbox.put_checkpoint(
             CheckpointFact(
                 job_id=self.job_id,
@@ -398,9 +401,8 @@ class JobDriver:
         running = {number for number, each in self._host.states().items() if each.stage is not RankStage.FINISHED}
         if state is not None and (event.failed is not None or not running - self._finished):
             world = self.slots.world_of(slot, state)
-            self._node.outbox.put_finished(
-                JobFinished(job_id=self.job_id, generation=world, step=event.step, failed=event.failed)
-            )
+            done = JobFinished(job_id=self.job_id, generation=world, step=event.step, failed=event.failed)
+            self._node.outbox.put_finished(done)
         self._node.sync_soon()
 
     def _status(self, slot: int, state: RankState) -> RankStatus:
@@ -426,10 +428,10 @@ class JobDriver:
     def _pulse(self) -> Pulse:
         pulses = [state.pulse for state in self._host.states().values()]
         if not pulses:
-            return Pulse(0, 0.0, self._step_s_elsewhere, self._checkpoint_step)
+            return Pulse(0, 0.0, self._step_s_elsewhere, *self._saved)
         last = max(pulses, key=lambda pulse: pulse.step)
         age_s = time.monotonic() - last.stepped_at if last.seconds else 0.0
-        return Pulse(last.step, age_s, max(pulse.median_s() for pulse in pulses), self._checkpoint_step)
+        return Pulse(last.step, age_s, max(pulse.median_s() for pulse in pulses), *self._saved)
 
     # Step leases.
 

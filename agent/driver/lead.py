@@ -64,10 +64,10 @@ from liver_core.handoff.proposer_events import (
     SendOrder,
     Tick,
 )
-from liver_core.handoff.retries import retry_in_s
 from liver_core.handoff.rung_costs import choose_by, estimate_costs
 from liver_core.layout import Member, Roster, from_json, to_json
 from liver_core.layout.limits import fitting
+from liver_core.retries import retry_in_s
 
 HANDOFF_DEADLINE_S = 180.0
 SOONER_LEAST_S = 1.0
@@ -162,19 +162,20 @@ class Lead:
 
     async def answer_loss(
         self, order: JobOrder, active: Roster, leaving: Leaving, *, barred: frozenset[str] = frozenset()
-    ) -> None:
+    ) -> Intent | Wait | NoPlan | None:
         """Nodes will go: open a handoff without them, or amend or end the open one that does not answer all of them.
-        `barred`: nodes that no plan may take."""
+        `barred`: nodes that no plan may take. Returns what was found, None where none is looked for now."""
         nodes, self._barred = frozenset(leaving), barred
         if self._opening is not None or self._node.now() < self._retry_at:
-            return
+            return None
         if self._proposer.state is not ProposerState.IDLE:
             if self.progress is not None:
                 await self._answer_another(order, leaving, nodes - self.progress.leaving)
-            return
+            return None
         wanted = self._plan(order, active, leaving)
         if isinstance(wanted, Intent):
             self._open(order, wanted)
+        return wanted
 
     async def answer_proposal(self, order: JobOrder, active: Roster, wanted: HandoffOrder) -> None:
         """Open what the service proposes, such as capacity that appeared, or tell it why not. While a handoff is open

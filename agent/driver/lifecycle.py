@@ -6,11 +6,14 @@ the service decides what follows and starts a new generation.
 
 import logging
 import os
+import time
+from datetime import datetime
 
 from agent.driver.lead import Lead
 from agent.driver.node_context import Node
 from agent.driver.participants import JobSlots
 from agent.driver.rank_host import STOP_GRACE_S, RankHost
+from agent.link.lone_suspension import LoneSuspension
 from agent.protocol.rank import WriteCheckpoint
 from agent.protocol.sync import DesiredState, JobOrder, RankStatus, SourceCheckpoint, SourceHandoff
 from agent.protocol.values import HandoffCause
@@ -35,7 +38,7 @@ STEPS_GRACE = 4
 """Steps that a rank may take until it has learned that it should end and has ended."""
 CHECKPOINT_GRACE_S = 120.0
 """How much longer than a step a rank may take to end if it writes a checkpoint."""
-_BY_STORE = FailureCause(FailedPart.STORE)
+_BY_STORE, _BY_NODE = FailureCause(FailedPart.STORE), FailureCause(FailedPart.NODE)
 _log = logging.getLogger(__name__)
 
 
@@ -49,26 +52,45 @@ class Births:
         self._host = host
         self._lead = lead
         self._ending = False
+        self._ended_alone: dict[int, tuple[int, int]] = {}
         self._missing_since: float | None = None
         self._said = ""
+        self.alone = LoneSuspension(
+            node.node_id,
+            job_id,
+            now=node.now,
+            heard_ago=lambda: time.monotonic() - node.service_heard_at(),
+            tell=lambda name, body: node.peers.send_newest(node.envelope(job_id, name, body), "suspension", attempts=1),
+        )
 
     def wanted(self, order: JobOrder) -> DesiredState:
         """What the job is to be now. A suspension whose time has come leaves a handoff alone: it may save the job."""
-        if order.desired is not DesiredState.RUN or order.suspends_utc is None:
+        at = order.suspends_utc or self._suspends_alone(order)
+        if order.desired is not DesiredState.RUN or at is None:
             return order.desired
-        is_due = self._node.now() >= order.suspends_utc.timestamp()
+        is_due = self._node.now() >= at.timestamp()
         is_free = self._ending or (self._lead.is_idle and not self._slots.is_bound())
         return DesiredState.SUSPENDED if is_due and is_free else DesiredState.RUN
 
+    def _suspends_alone(self, order: JobOrder) -> datetime | None:
+        """When the agents end the world that is here, or whose ranks they have just ended; no newer start is meant."""
+        active = self._slots.active()
+        ended = max((generation for _, generation in self._ended_alone.values()), default=0)
+        here = ended if active is None else active.generation
+        return self.alone.at(here) if here >= (order.generation or 0) else None
+
     async def consider(self, order: JobOrder, lost: dict[int, RankStatus]) -> None:
         """Bring this node's ranks to what the service wants. Idempotent."""
+        self.alone.tick()
         match self.wanted(order):
             case DesiredState.STOP:
                 await self._wind_down(order, "the job is stopped")
+            case DesiredState.SUSPENDED if order.desired is DesiredState.RUN and order.suspends_utc is None:
+                await self._end_alone(order, lost)
             case DesiredState.SUSPENDED:
                 await self._wind_down(order, "the job is suspended")
             case DesiredState.RUN:
-                self._ending = False
+                self._ending, self._ended_alone = False, {}
                 await self._run(order, lost)
                 if order.checkpoint_asked:
                     await self._host.ask_checkpoint(WriteCheckpoint(number=order.checkpoint_asked))
@@ -80,11 +102,12 @@ class Births:
         text = f"the store of generation {generation} on node {self._node.node_id} died"
         for slot, rank in self._slots.starting_in(generation).items():
             _log.warning("job %s: %s before rank %d had met the others there", self._job_id, text, rank)
-            lost[slot] = self._lost_rank(slot, rank, generation, Reason(text, "start", rank, cause=_BY_STORE))
+            lost[slot] = self.lost_rank(slot, rank, generation, Reason(text, "start", rank, cause=_BY_STORE))
             self._host.end(slot, text, 0.0)
         self._node.sync_soon()
 
-    def _lost_rank(self, slot: int, rank: int, generation: int, reason: Reason) -> RankStatus:
+    def lost_rank(self, slot: int, rank: int, generation: int, reason: Reason) -> RankStatus:
+        """What is reported of a rank that is no more, or never was."""
         return RankStatus(
             job_id=self._job_id,
             generation=generation,
@@ -167,7 +190,7 @@ class Births:
         for slot in missing:
             rank = roster.members.index(Member(self._node.node_id, slot))
             reason = Reason("no process of this rank runs on its node", "adopt", rank)
-            lost[slot] = self._lost_rank(slot, rank, roster.generation, reason)
+            lost[slot] = self.lost_rank(slot, rank, roster.generation, reason)
         self._node.sync_soon()
 
     def _is_missing(self, slot: int, order: JobOrder, generation: int) -> bool:
@@ -179,16 +202,32 @@ class Births:
         # One of a world that the service starts may still be to be started.
         return isinstance(order.source, SourceHandoff) or memory.origin == str(order.origin_id)
 
+    async def _end_alone(self, order: JobOrder, lost: dict[int, RankStatus]) -> None:
+        """The agents suspend the job, and the service does not know. When it is heard again it is told what became of
+        the ranks; it takes them for lost, and their last step is saved."""
+        if not self._ending:
+            states = self._host.states().items()
+            self._ended_alone = {slot: (state.rank, state.generation) for slot, state in states}
+        await self._wind_down(order, self.alone.reason)
+        if self._host.busy():
+            return
+        for slot, (rank, generation) in self._ended_alone.items():
+            lost[slot] = self.lost_rank(slot, rank, generation, Reason(self.alone.reason, "suspend", cause=_BY_NODE))
+        self._ended_alone = {}
+        self.alone.end()
+        self._node.sync_soon()
+
     async def _wind_down(self, order: JobOrder, reason: str) -> None:
         """Have the ranks end after their step. They write a checkpoint first, if the job has a place for it. A rank
         may still be started after that: for a start or a handoff that was on its way."""
         is_news, self._ending = not self._ending, True
+        saves = order.saves_at_end or (order.desired is DesiredState.RUN and order.spec.checkpoint is not None)
         if is_news:
             await self._lead.cancel(Reason(reason, "cancel"))
         for slot in self._host.busy() if is_news else self._host.lasting():
             state = self._host.state(slot)
             grace_s = max(STOP_GRACE_S, STEPS_GRACE * (state.pulse.median_s() if state is not None else 0.0))
-            self._host.end(slot, reason, grace_s + (CHECKPOINT_GRACE_S if order.saves_at_end else 0.0))
+            self._host.end(slot, reason, grace_s + (CHECKPOINT_GRACE_S if saves else 0.0))
 
     def _say(self, text: str) -> None:
         if text != self._said:

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from agent.driver.lead import Lead, Leaving
 from agent.driver.node_context import Node
 from agent.driver.participants import JobSlots
-from agent.driver.planning import lead_candidates
+from agent.driver.planning import Intent, NoPlan, Pulse, lead_candidates
+from agent.link.lone_suspension import LoneSuspension
 from agent.peer.peer_client import PeerUnreachable
 from agent.protocol.notice_life import TAKES_THE_NODE, Notices, moves_jobs
 from agent.protocol.peer import NoticeBody
 from agent.protocol.sync import HandoffOrder, JobOrder, NoticeFact
 from agent.protocol.values import HandoffCause, utc
+from liver_core.handoff.suspending import EndTimes
 from liver_core.layout import Roster
 
 FORWARD_AGAIN_S, FORWARD_PATIENCE_S = 2.0, 5.0
@@ -28,17 +30,18 @@ _log = logging.getLogger(__name__)
 
 
 class NoticeResponse:
-    """Of one job. Which notices count, and until when, is decided in `agent.protocol.notice_life`. `step_s`: the usual
-    seconds of a step here, 0 where none was made."""
+    """Of one job. Which notices count, and until when, is decided in `agent.protocol.notice_life`. `pulse`: how the job
+    steps here; `alone`: ends its ranks where nothing else is left and the service is away."""
 
     def __init__(
-        self, node: Node, job_id: str, slots: JobSlots, lead: Lead, step_s: Callable[[], float] = lambda: 0.0
+        self, node: Node, job_id: str, slots: JobSlots, lead: Lead, alone: LoneSuspension, pulse: Callable[[], Pulse]
     ) -> None:
         self._node = node
         self._job_id = job_id
         self._slots = slots
         self._lead = lead
-        self._step_s = step_s
+        self._alone = alone
+        self._pulse = pulse
         self._notices = Notices()
         self._asked_to_lead = False
         self._forwarding: asyncio.Task[None] | None = None
@@ -79,8 +82,11 @@ class NoticeResponse:
         candidates = lead_candidates(order, active, leaving)
         if leaving and candidates:
             await self._answer(order, active, leaving, candidates)
-        if not leaving:
+        elif leaving:
+            await self._suspend_alone(order, active, leaving, "every node goes, and none comes")
+        else:
             self._asked_to_lead = False
+            await self._alone.call_off()
         if order.handoff is not None and order.handoff.parent == active.generation:
             await self._answer_proposal(order, order.handoff, active, candidates)
 
@@ -116,9 +122,24 @@ class NoticeResponse:
             promised = self._slots.promised_order()
             if promised is not None and promised.proposer_id != own and self._lead.is_idle:
                 return  # Somebody else leads a handoff here; a next one can only follow it.
-            await self._lead.answer_loss(order, active, self._moments(leaving), barred=self._barred(active))
+            found = await self._lead.answer_loss(order, active, self._moments(leaving), barred=self._barred(active))
+            if isinstance(found, NoPlan):
+                await self._suspend_alone(order, active, leaving, found.reason)
+            elif isinstance(found, Intent):
+                await self._alone.call_off()
             return
         await self._forward(leaving, candidates)
+
+    async def _suspend_alone(
+        self, order: JobOrder, active: Roster, leaving: dict[str, list[NoticeFact]], why: str
+    ) -> None:
+        """Nothing fits without these nodes. Where the service is away agents suspend the job, if it can be saved."""
+        if order.suspends_utc is not None or order.spec.checkpoint is None:
+            return
+        pulse, facts = self._pulse(), [fact for found in leaving.values() for fact in found]
+        times = EndTimes(pulse.median_step_s, pulse.save_s)
+        text = f"{', '.join(sorted(leaving)[:8])} will go, and {why}"
+        await self._alone.plan(active, tuple(fact.deadline_utc for fact in facts), times, text)
 
     async def _forward(self, leaving: dict[str, list[NoticeFact]], candidates: tuple[str, ...]) -> None:
         """Tell the first candidate that answers, again and further down the order while nothing comes of it."""
@@ -144,7 +165,7 @@ class NoticeResponse:
         for name in ready or candidates:
             try:
                 for fact in facts:
-                    body = NoticeBody(notice=fact, step_s=self._step_s())
+                    body = NoticeBody(notice=fact, step_s=self._pulse().median_step_s)
                     await self._node.peers.send(self._node.envelope(self._job_id, name, body))
             except PeerUnreachable as error:
                 _log.warning("job %s: %s cannot be told of the notice: %s", self._job_id, name, error)

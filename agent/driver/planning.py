@@ -75,12 +75,14 @@ class NoPlan:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """How the job steps on this node: the last step, how long ago it ended, and the median seconds of one."""
+    """How the job steps on this node: the last step, how long ago it ended, and the median seconds of one. `save_s`:
+    of its newest checkpoint, None if this node has reported none."""
 
     step: int
     step_age_s: float
     median_step_s: float
     checkpoint_step: int | None
+    save_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

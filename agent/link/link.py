@@ -20,7 +20,7 @@ from agent.protocol.errors import REPLACED, VERSION_MISMATCH
 from agent.protocol.joining import JOIN_PATH
 from agent.protocol.sync import SyncOrders, SyncReport
 from agent.protocol.wake_up import WakeEvent, WakeOrders
-from liver_core.handoff.retries import doubled_s
+from liver_core.retries import doubled_s
 
 SYNC_PATH = "/agent/v1/sync"
 WAKE_PATH = "/agent/v1/wake"

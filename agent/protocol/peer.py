@@ -15,7 +15,8 @@ from agent.protocol.rank import PeerDied
 from agent.protocol.sync import CheckpointFact, HandoffMirror, MetricsRow, NoticeFact, StepRow
 from agent.protocol.values import Message, Utc
 from liver_core.handoff import PROTOCOL_VERSION, MessageError, Order, Report
-from liver_core.layout.limits import Checked, JobId, NodeId, Seconds, ShortText, Slot
+from liver_core.handoff.messages import Explained
+from liver_core.layout.limits import Checked, Generation, JobId, NodeId, Seconds, ShortText, Slot
 
 PEER_PATH = "/peer/v1/messages"
 ENVELOPE_BYTES_MAX = 4 * 1024 * 1024
@@ -83,7 +84,19 @@ class FactsBody(Message):
     metrics: tuple[MetricsRow, ...] = Field(default=(), max_length=ROWS_PASSED_MAX)
 
 
-PeerBody = Annotated[OrderBody | ReportBody | NoticeBody | DeathBody | FactsBody, Field(discriminator="kind")]
+class SuspensionBody(Message):
+    """The agent that leads says when the ranks of this world are to end, since nothing fits without the nodes that go
+    and the service is not heard. `at_utc` None: not any more."""
+
+    kind: Literal["suspension"] = "suspension"
+    generation: Generation
+    at_utc: Utc | None
+    reason: Explained
+
+
+PeerBody = Annotated[
+    OrderBody | ReportBody | NoticeBody | DeathBody | FactsBody | SuspensionBody, Field(discriminator="kind")
+]
 
 
 class Envelope(Message):
@@ -115,6 +128,8 @@ def in_time_of(envelope: Envelope, ahead_s: float) -> Envelope:
             body = body.model_copy(update={"notice": moved(notice, ahead)})
         case DeathBody() as body:
             pass  # It names no time.
+        case SuspensionBody(at_utc=at) as body:
+            body = body.model_copy(update={"at_utc": None if at is None else at + ahead})
         case FactsBody() as body:
             parts = ("handoffs", "checkpoints", "steps", "metrics")
             body = body.model_copy(

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from liver_core.handoff.retries import doubled_s
+from liver_core.retries import doubled_s
 
 LOOK_S = 1.0
 TRIES_MAX = 8

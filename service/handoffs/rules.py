@@ -7,7 +7,7 @@ from uuid import UUID
 
 from agent.protocol.sync import HandoffMirror
 from agent.protocol.values import HandoffState, Placement
-from liver_core.handoff.retries import doubled_s
+from liver_core.retries import doubled_s
 
 ABORTED_WAITS_S = 4.0
 WAITS_TIMES_MAX = 16

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 from statistics import median
 
-from liver_core.handoff.retries import doubled_s
+from liver_core.retries import doubled_s
 
 AGAIN_FIRST_S, AGAIN_MOST_S = 10.0, 120.0
 """Between the beginnings of two starts. One that lasted longer is followed at once."""

@@ -5,12 +5,12 @@ from datetime import datetime, timedelta
 
 from agent.protocol.values import HandoffState, Placement
 from liver_core.handoff.generations import StartWait
+from liver_core.handoff.suspending import COMMITTED_S, EndTimes, begins_at
 from liver_core.layout import Member
 from liver_core.layout.limits import fitting
 from service.handoffs.older_worlds import OLDER_MAY_STEP, starting_words, wait_of, waits_s
 from service.handoffs.rules import OpenHandoff
 from service.handoffs.start_times import next_start_at, start_left
-from service.handoffs.suspending import COMMITTED_S, EndTimes, begins_at
 from service.jobs.causes import (
     FailedPart,
     FirstCause,

@@ -57,6 +57,7 @@ class StubService:
         self.store_node: str | None = None
         self.told = set(members)
         self.spares: tuple[str, ...] = ()  # what standing plans take for who goes
+        self.fits_least = 1  # so many ranks make a world
         self.peers: dict[str, str] = {}
         self.notices = Notices()
         self.handoff: HandoffOrder | None = None
@@ -237,7 +238,8 @@ class StubService:
         nodes = self.roster.node_ids()
         spares = tuple(name for name in self.spares if name not in nodes)
         staying = (*(name for name in nodes if name not in leaving), *spares)
-        target = Placement(layout=ParallelLayout(pp=len(staying)), members=members_of(staying)) if staying else None
+        layout, fits = ParallelLayout(pp=max(1, len(staying))), len(staying) >= self.fits_least
+        target = Placement(layout=layout, members=members_of(staying)) if fits else None
         return StandingPlan(
             parent=self.generation,
             leaving=tuple(sorted(leaving)),

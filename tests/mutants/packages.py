@@ -36,7 +36,7 @@ PACKAGES = {
     "journal": Package(("agent/journal.py",), ("tests/agent/journal",)),
     "notice_life": Package(("agent/protocol/notice_life.py",), ("tests/agent/protocol/test_notice_life.py",)),
     "service rules": Package(
-        (*(f"service/{noun}/rules.py" for noun in _NOUNS), "service/handoffs/suspending.py"),
+        tuple(f"service/{noun}/rules.py" for noun in _NOUNS),
         (*(f"tests/service/{noun}/test_rules.py" for noun in _NOUNS), "tests/service/handoffs/test_suspending.py"),
     ),
     # The statements that they send are text, and are not mutated.

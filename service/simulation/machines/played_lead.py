@@ -13,8 +13,8 @@ from liver_core.handoff.ladder import choose_rung, cutover_deadlines, unhurried_
 from liver_core.handoff.messages import HandoffId
 from liver_core.handoff.proposer import AMENDABLE, ProposerState
 from liver_core.handoff.proposer_events import HandoffEnded, ReportReceived
-from liver_core.handoff.retries import retry_in_s
 from liver_core.layout import Member, ParallelLayout
+from liver_core.retries import retry_in_s
 from service.handoffs.rules import OpenHandoff
 from service.policy.types import Candidate
 from service.simulation.machines.enacted import Enacted, handoff_id_of

@@ -59,6 +59,29 @@ def test_ranks_end_with_a_checkpoint_at_the_time_that_the_service_named_before_i
         assert nodes.service.failed == [], "nobody misses them"
 
 
+def test_where_nothing_fits_and_the_service_is_away_the_agents_end_all_ranks_with_a_checkpoint_and_tell_it_later() -> (
+    None
+):
+    with cluster("a", "b") as nodes:
+        nodes.service.fits_least = 2
+        nodes.wait_training(1, ("a", "b"))
+        journals = [nodes.directory / name / "journal.jsonl" for name in "ab"]
+        nodes.wait(lambda: all('"target":null' in path.read_text() for path in journals), "the plans")
+        ranks = [rank.pid for name in "ab" if (rank := nodes.rank(name)) is not None]
+        nodes.service.stop()
+        nodes.announce("b", ends_in_s=90.0)
+        nodes.wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks), "the end of the ranks")
+        assert "b will go, and standing plan" in nodes.log_of("a") and "begins at" in nodes.log_of("b")
+        nodes.service.start()
+        failed = nodes.wait(lambda: {rank.rank: rank for rank in nodes.service.failed}.keys() == {0, 1}, "both ranks")
+        assert failed and "/checkpoints/step-" in nodes.service.checkpoints[0].path
+        reason = nodes.service.failed[0].reason
+        assert reason is not None and reason.text.endswith("one node less; the service is not heard")
+        nodes.service.fits_least, nodes.service.suspends_utc = 1, None
+        nodes.service.restart(("a",), checkpoint_in(nodes, 10))
+        nodes.wait_training(next_start(1), ("a",))
+
+
 def test_a_rank_that_dies_in_a_world_unknown_to_the_service_is_not_started_in_the_world_before_it() -> None:
     """The number of that world is used, and the job has stepped beyond it."""
     with cluster("a", "b", "c") as nodes:

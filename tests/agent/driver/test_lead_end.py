@@ -17,8 +17,8 @@ from agent.protocol.values import HandoffState
 from liver_core.handoff import Prefer, Reason, Rung
 from liver_core.handoff.participant_events import RankStage
 from liver_core.handoff.proposer import ProposerState
-from liver_core.handoff.retries import RETRY_MAX_S
 from liver_core.layout import Member
+from liver_core.retries import RETRY_MAX_S
 from tests.agent.driver.lead_scene import ACTIVE, FOUR, START_S, TO_THE_END, Scene, all_say
 from tests.agent.stub_service import JOB_ID, StubService
 from tests.agent.waiting import fake_job

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +16,8 @@ from agent.driver.lead import Lead, Leaving
 from agent.driver.node_context import Node
 from agent.driver.notice_response import FORWARD_AGAIN_S, FORWARD_PATIENCE_S, LEAD_TURN_S, NoticeResponse
 from agent.driver.participants import JobSlots
+from agent.driver.planning import NoPlan, Pulse, Wait
+from agent.link.lone_suspension import LoneSuspension
 from agent.link.outbox import Outbox
 from agent.notices.warning_budget import warning_budget
 from agent.peer.peer_client import PeerUnreachable
@@ -23,6 +25,7 @@ from agent.protocol.notice_life import GOES_LATE
 from agent.protocol.peer import Envelope, NoticeBody
 from agent.protocol.sync import HandoffOrder, JobOrder, NoticeFact, NoticeKind, Provider, StandingPlan
 from agent.protocol.values import HandoffCause, Placement, utc
+from liver_core.handoff.suspending import EndTimes
 from liver_core.layout import ParallelLayout, Roster
 from tests.agent import virtual_time
 from tests.agent.stub_service import JOB_ID, StubService, members_of, roster_of
@@ -41,10 +44,12 @@ class LeadRecord:
         self.asked: list[tuple[float, Leaving, frozenset[str]]] = []
         self.opened: list[UUID] = []
         self.waits: list[str] = []
+        self.finds: Any = None
         self._clock = clock
 
-    async def answer_loss(self, order: JobOrder, active: Roster, leaving: Leaving, *, barred: frozenset[str]) -> None:
+    async def answer_loss(self, order: JobOrder, active: Roster, leaving: Leaving, *, barred: frozenset[str]) -> Any:
         self.asked.append((self._clock(), leaving, barred))
+        return self.finds
 
     async def answer_proposal(self, order: JobOrder, active: Roster, wanted: HandoffOrder) -> None:
         self.opened.append(wanted.handoff_id)
@@ -60,6 +65,20 @@ class LeadRecord:
 
     async def close(self) -> None:
         """Nothing is being opened."""
+
+
+class AloneRecord:
+    """What agents would be told where the service is away: the nodes' ends, and why; None where it is called off."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[tuple[datetime | None, ...], str] | None] = []
+
+    async def plan(self, world: Roster, deadlines: tuple[datetime | None, ...], times: EndTimes, why: str) -> None:
+        assert times == EndTimes(0.5, 2.0) and world.generation == 1
+        self.said.append((deadlines, why))
+
+    async def call_off(self) -> None:
+        self.said.append(None)
 
 
 class SlotsRecord:
@@ -127,6 +146,7 @@ class Scene:
         self.now = START_S
         self.peers = Peers(clock=lambda: self.now)
         self.lead = LeadRecord(lambda: self.now)
+        self.alone = AloneRecord()
         self.slots = SlotsRecord()
         self.outbox = Outbox()
         self.node = cast(
@@ -159,7 +179,8 @@ class Scene:
         self.response = self._response()
 
     def _response(self) -> NoticeResponse:
-        return NoticeResponse(self.node, JOB_ID, cast(JobSlots, self.slots), cast(Lead, self.lead))
+        parts = (cast(JobSlots, self.slots), cast(Lead, self.lead), cast(LoneSuspension, self.alone))
+        return NoticeResponse(self.node, JOB_ID, *parts, lambda: Pulse(40, 0.0, 0.5, 30, 2.0))
 
     def job(self) -> JobDriver:
         """The job's queue with its tick, started; the clock is the loop's."""
@@ -577,3 +598,52 @@ def test_a_world_that_starts_is_handed_over_once_it_has_made_a_step(order: JobOr
         assert scene.lead.opened
 
     asyncio.run(scenario())
+
+
+def test_where_nothing_fits_agents_are_told_to_end_the_ranks_before_the_first_node_goes(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order)
+        scene.lead.finds = NoPlan("standing plan: 3 nodes stay, it needs 4")
+        await scene.hear(notice("d", 60.0))
+        await scene.hear(notice("c", 30.0))
+        ends = (utc(START_S + 30.0), utc(START_S + 60.0))
+        found = scene.alone.said[-1]
+        assert found is not None and (tuple(sorted(filter(None, found[0]))), found[1]) == (
+            ends,
+            "c, d will go, and standing plan: 3 nodes stay, it needs 4",
+        )
+        await scene.hear(withdrawn(notice("d", 60.0), 1.0))
+        assert scene.alone.said[-1] is not None, "c still goes"
+        await scene.hear(withdrawn(notice("c", 30.0), 1.0))
+        assert scene.alone.said[-1] is None
+
+    asyncio.run(run())
+
+
+def test_where_every_node_goes_and_none_comes_any_of_them_tells_the_others(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order, "d")
+        for name in FOUR:
+            await scene.hear(notice(name))
+        found = scene.alone.said[-1]
+        assert found is not None and found[1] == "a, b, c, d will go, and every node goes, and none comes"
+
+    asyncio.run(run())
+
+
+def test_agents_suspend_no_job_that_the_service_suspends_that_has_no_checkpoints_or_that_may_have_another_way(
+    order: JobOrder,
+) -> None:
+    async def run() -> None:
+        for changes, finds in (
+            ({"suspends_utc": utc(START_S + 20.0)}, NoPlan("nothing fits")),
+            ({"spec": order.spec.model_copy(update={"checkpoint": None})}, NoPlan("nothing fits")),
+            ({}, Wait("the service is asked")),
+            ({}, None),
+        ):
+            scene = Scene(order.model_copy(update=changes))
+            scene.lead.finds = finds
+            await scene.hear(notice("d"))
+            assert scene.lead.asked and scene.alone.said == [], (changes, finds)
+
+    asyncio.run(run())

@@ -59,6 +59,28 @@ def test_ranks_end_in_time_by_themselves_where_the_service_is_away_since_it_name
     assert_nothing_is_lost(scene, leaver)
 
 
+def test_ranks_end_in_time_by_themselves_also_where_the_service_was_away_before_the_notice(scene: RealJob) -> None:
+    """So that it could name no time. The agent that leads keeps rank 0, and knows how long a checkpoint takes."""
+    leaver, service = scene.job()["nodes"][1], scene.cluster.service
+    assert service is not None
+    scene.api.post(f"/api/v1/jobs/{scene.job_id}/checkpoint")
+    scene.wait("a checkpoint", lambda: scene.job()["checkpoints"])
+    before = scene.last_step()
+    os.kill(service.process.pid, signal.SIGSTOP)
+    try:
+        ends_at = time.monotonic() + LONG_NOTICE_S
+        interrupt(scene.cluster.nodes[leaver].imds_url, ends_in_s=LONG_NOTICE_S)
+        scene.wait("the end of the notice", lambda: time.monotonic() >= ends_at)
+        scene.cluster.end_node(leaver)
+    finally:
+        os.kill(service.process.pid, signal.SIGCONT)
+    scene.wait("the suspension", lambda: scene.job()["state"] == "suspended")
+    job = scene.job()
+    assert job["last_step"] > before + STEPS_AFTER, "it trained on until then"
+    assert "the service is not heard" in job["reason"], job["reason"]
+    assert_nothing_is_lost(scene, leaver)
+
+
 def journals(scene: RealJob) -> list[str]:
     """Of every agent, as written."""
     folders = [scene.cluster.folder / "nodes" / name for name in scene.cluster.nodes]

@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 
 from agent.protocol.values import HandoffState
-from service.handoffs.suspending import COMMITTED_S, SAVE_GUESS_S, TAKES_S, EndTimes, begins_at
+from liver_core.handoff.suspending import COMMITTED_S, SAVE_GUESS_S, TAKES_S
 from service.jobs.tables import JobState
 from service.jobs.view import Checkpoint, Do, JobView, Leaving
 from tests.service.jobs.test_rules import MOVE, NOTHING_FITS, STAY, act, at, handoff, view
 
-PACE = EndTimes(step_s=0.5, save_s=2.0)
 NEEDS_S = TAKES_S + 3 * 0.5 + 2 * 2.0
 
 
@@ -53,14 +52,9 @@ def test_it_is_suspended_at_once_where_waiting_may_lose_steps(changes):
     assert act(noticed(**changes)).do is Do.SUSPEND
 
 
-def test_the_nearest_end_counts_and_a_time_that_was_told_stays_unless_it_is_too_late_or_much_too_early():
-    assert begins_at((at(120), at(60)), PACE, None) == at(60 - NEEDS_S)
-    told = at(60 - NEEDS_S)
-    for moved_s, stays in ((-1.5, False), (-0.5, True), (4.0, True), (6.0, False)):
-        found = begins_at((at(60 + moved_s),), PACE, told)
-        assert found == (told if stays else at(60 + moved_s - NEEDS_S))
+def test_agents_are_told_of_a_nearer_end():
     nearer = act(noticed(suspends_at=at(100), leaving=(Leaving("c", at(-1), at(60)),)))
-    assert (nearer.do, nearer.suspends_at) == (Do.SUSPEND_LATER, told)
+    assert (nearer.do, nearer.suspends_at) == (Do.SUSPEND_LATER, at(60 - NEEDS_S))
 
 
 @pytest.mark.parametrize(

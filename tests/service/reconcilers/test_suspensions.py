@@ -2,7 +2,7 @@
 
 from datetime import datetime, timedelta
 
-from service.handoffs.suspending import COMMITTED_S
+from liver_core.handoff.suspending import COMMITTED_S
 from service.jobs.tables import JobRow
 from tests.service.reconcilers.conftest import Fleet
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from service.handoffs.suspending import EndTimes
+from liver_core.handoff.suspending import EndTimes
 from service.ledger.tables import Cause
 from service.policy.plain_policies import ReactivePolicy
 from service.policy.types import Candidate, Goal, PolicyDecision, PolicyInputs

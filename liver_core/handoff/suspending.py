@@ -1,7 +1,7 @@
 """When the suspension of a job has to begin that nothing fits once nodes have gone: it trains on until then. Pure.
 
-A node may come meanwhile, or the notice may be taken back. Agents are told the time as soon as it is known, and end the
-ranks then by themselves, whether or not the service can be heard.
+A node may come meanwhile, or the notice may be taken back. The service tells agents the time as soon as it is known;
+where it cannot be heard, the agent that leads tells the others. Either way agents end the ranks by themselves.
 """
 
 from dataclasses import dataclass

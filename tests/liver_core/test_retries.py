@@ -2,7 +2,7 @@
 
 import pytest
 
-from liver_core.handoff.retries import RETRY_MAX_S, doubled_s, retry_in_s
+from liver_core.retries import RETRY_MAX_S, doubled_s, retry_in_s
 
 
 def test_the_wait_doubles_with_every_failure_up_to_its_limit():
