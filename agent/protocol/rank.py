@@ -160,7 +160,7 @@ class MetricsReport(Message):
 
 
 class Checkpointed(Message):
-    """A checkpoint is complete on disk (said by rank 0 of the world only)."""
+    """A checkpoint is complete on disk. The first rank of each of three nodes says so: an agent may hear nothing."""
 
     type: Literal["checkpointed"] = "checkpointed"
     path: FilePath

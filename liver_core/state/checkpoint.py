@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from liver_core.state.checkpoint_files import (
     COMPLETE_FILE,
     SMALL_STATE_FILE,
+    STEP,
     LeaseStanding,
     is_replaced_by,
     starts_in,
@@ -301,11 +302,11 @@ def prune(written: Path, keep: int, *, generation: int = 0) -> None:
     `generation` and older ones left incomplete. Leave everything that we did not write, and later steps: a world that
     was replaced has written them, and this one will write them again."""
     folder = written.parent
-    for partial in folder.glob(f"step-*{PARTIAL}*"):
+    for partial in folder.glob(f"{STEP}*{PARTIAL}*"):
         number = partial.name.rpartition(PARTIAL)[2]
         if number.isdecimal() and int(number) <= generation:
             shutil.rmtree(partial, ignore_errors=True)
-    complete = sorted(entry for entry in folder.glob("step-*") if (entry / SMALL_STATE_FILE).is_file())
+    complete = sorted(entry for entry in folder.glob(f"{STEP}*") if (entry / SMALL_STATE_FILE).is_file())
     complete = [entry for entry in complete if entry.name <= written.name]
     for old in complete[:-keep]:
         shutil.rmtree(old, ignore_errors=True)

@@ -25,6 +25,8 @@ class LeaseStanding:
     ends: bool
 
 
+STEP = "step-"
+"""Begins the name of a checkpoint's folder; the number of its step follows."""
 STARTED = ".started-"
 """Begins the name of a file beside the checkpoints of a job, which says that a world of this generation was started."""
 
@@ -59,3 +61,19 @@ def starts_in(folder: Path, job_id: str) -> tuple[int, ...]:
 def is_replaced_by(starts: Iterable[int], generation: int) -> bool:
     """Whether one of these starts is newer than that of `generation`."""
     return any(start_of(other) > start_of(generation) for other in starts)
+
+
+def whole_or_later(path: str, job_id: str) -> str:
+    """`path` where it is a complete checkpoint. Else the newest complete one of a later step beside it, where this job
+    writes: it went on and removed this one, and who asks for it had not heard of those that came after it. `path` where
+    there is none."""
+    folder = Path(path)
+    if is_complete(folder) or not folder.name.startswith(STEP) or not starts_in(folder.parent, job_id):
+        return path
+    beside = (entry for entry in folder.parent.glob(f"{STEP}*") if entry.name[len(STEP) :].isdecimal())
+    return str(max((entry for entry in beside if entry > folder and is_complete(entry)), default=folder))
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether it holds a complete checkpoint of ours."""
+    return all((folder / name).is_file() for name in (COMPLETE_FILE, SMALL_STATE_FILE))

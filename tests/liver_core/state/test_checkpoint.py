@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from liver_core.handoff import FailedPart, FailureCause
+from liver_core.layout import Member, ParallelLayout, Roster
 from liver_core.rank.store_exchange import cause_of
 from liver_core.state.checkpoint_files import NewerStart, announce_start, is_replaced_by, starts_in
 from tests.cluster.rank_cluster import Cluster, RankSetup
@@ -55,6 +57,14 @@ def test_writing_in_the_background_does_not_change_training(written: tuple[Chain
     assert chain.traces == alone.traces
 
 
+def test_the_first_rank_of_each_of_three_nodes_tells_of_a_checkpoint():
+    from liver_core.rank.checkpoint_writer import tellers
+
+    members = tuple(Member(node, slot) for node in "bacd" for slot in (0, 1))
+    assert tellers(Roster("j", 1, ParallelLayout(dp=8), members)) == (0, 2, 4)
+    assert tellers(Roster("j", 1, ParallelLayout(dp=2), members[:2])) == (0,)
+
+
 def test_only_the_newest_whole_checkpoints_stay(written: tuple[Chain, list[tuple]], folder: Path):
     assert sorted(entry.name for entry in folder.iterdir()) == ["step-000000012", "step-000000014"]
     for entry in folder.iterdir():
@@ -82,6 +92,19 @@ def test_a_job_comes_back_in_another_layout_with_what_megatrons_own_loader_makes
     ]
     for step, loss in chain.losses().items():
         assert abs(loss - alone.losses()[step]) <= 2e-5
+
+
+def test_a_checkpoint_that_was_removed_meanwhile_is_replaced_by_the_newest_one_that_the_job_has_written_since(
+    setup: RankSetup, written: tuple[Chain, list[tuple]], alone: Chain, folder: Path, tmp_path: Path
+):
+    """Whoever asks for it was away while the job went on."""
+    shutil.copytree(folder, tmp_path / "job")
+    announce_start(tmp_path / "job", "job", 1)
+    with Cluster(replace(setup, last_step=STEPS + 2)) as cluster:
+        cluster.launch("TP2", "xy", checkpoint=str(tmp_path / "job" / f"step-{EVERY:09d}"))
+        cluster.finish()
+        chain = gather(cluster, (World("TP2", "xy"),))
+    assert [row[1] for row in chain.steps] == [STEPS + 1, STEPS + 2]
 
 
 @pytest.mark.parametrize("missing", ["metadata.json", "liver_small_state.json"])
@@ -297,9 +320,13 @@ def _run_writing(setup: RankSetup, folder: Path) -> tuple[Chain, list[tuple]]:
     with Cluster(replace(setup, checkpoints=(str(folder), EVERY, KEEP))) as cluster:
         roster = cluster.launch("PP2xDP2", "abcd")
         cluster.finish()
-        events = cluster.ranks[roster.members[0]].events
-        assert not [event for event in events if event[0] == "checkpoint_failed"]
-        return gather(cluster, (World("PP2xDP2", "abcd"),)), [event for event in events if event[0] == "checkpointed"]
+        told = [cluster.ranks[member].events for member in roster.members]
+        assert not [event for events in told for event in events if event[0] == "checkpoint_failed"]
+        said = [[event for event in events if event[0] == "checkpointed"] for events in told]
+        assert [[event[1:3] for event in events] for events in said[1:]] == [[event[1:3] for event in said[0]]] * 2 + [
+            []
+        ]
+        return gather(cluster, (World("PP2xDP2", "abcd"),)), said[0]
 
 
 def _refusal(path: str) -> str:
