@@ -65,9 +65,11 @@ class Births:
 
     def wanted(self, order: JobOrder) -> DesiredState:
         """What the job is to be now. A suspension whose time has come leaves a handoff alone: it may save the job."""
-        at = order.suspends_utc or self._suspends_alone(order)
-        if order.desired is not DesiredState.RUN or at is None:
+        if order.desired is not DesiredState.RUN:
             return order.desired
+        at = order.suspends_utc or self._suspends_alone(order)
+        if at is None:
+            return DesiredState.RUN
         is_due = self._node.now() >= at.timestamp()
         is_free = self._ending or (self._lead.is_idle and not self._slots.is_bound())
         return DesiredState.SUSPENDED if is_due and is_free else DesiredState.RUN

@@ -50,7 +50,8 @@ def test_one_node_hosts_the_store_of_a_start_whatever_each_agent_has_heard_of_no
             return StoreAddress(host=address, port=4_000)
 
         stores = SimpleNamespace(host=host, address=lambda key: None)
-        node = SimpleNamespace(node_id=node_id, private_address="h", stores=stores, sync_soon=lambda: None)
+        others = {"sync_soon": lambda: None, "now": lambda: 0.0}
+        node = SimpleNamespace(node_id=node_id, private_address="h", stores=stores, **others)
         memory = SimpleNamespace(record=ParticipantRecord())
         slots = SimpleNamespace(memory=lambda slot: memory)
         births = Births(cast(Any, node), JOB_ID, cast(Any, slots), cast(Any, None), cast(Any, None))

@@ -1,7 +1,7 @@
 """The rank processes of one job, where a process is only just being started."""
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,6 +11,7 @@ import pytest
 
 from agent.driver.lifecycle import Births
 from agent.driver.rank_host import Launch, RankHost
+from agent.protocol.peer import SuspensionBody
 from agent.protocol.sync import DesiredState, SourceHandoff
 from agent.supervisor.records import SlotKey
 from liver_core.handoff import FailedPart, FailureCause, Order, ParticipantRecord, RankStage, start_order
@@ -49,7 +50,8 @@ def test_a_job_that_is_ended_while_its_rank_is_being_started_ends(wish: DesiredS
 
         host = RankHost("job", cast(Any, supervisor), unexpected)
         lead = SimpleNamespace(cancel=cancel)
-        births = Births(cast(Any, None), "job", cast(Any, None), host, cast(Any, lead))
+        node = SimpleNamespace(node_id="a", now=lambda: 0.0)
+        births = Births(cast(Any, node), "job", cast(Any, None), host, cast(Any, lead))
         host.launch(Launch(cast(Any, SimpleNamespace(slot=0, rank=0)), str(uuid4())))
         await asyncio.sleep(0)
         await births.consider(cast(Any, SimpleNamespace(desired=wish, saves_at_end=False)), {})
@@ -243,13 +245,23 @@ def test_a_suspension_whose_time_has_come_leaves_a_handoff_alone(
     after_s: float, leads: bool, is_bound: bool, wanted: DesiredState
 ):
     at = datetime(2026, 1, 1, tzinfo=UTC)
-    node = SimpleNamespace(now=lambda: at.timestamp() + after_s)
-    slots, lead = SimpleNamespace(is_bound=lambda: is_bound), SimpleNamespace(is_idle=not leads)
+    node = SimpleNamespace(node_id="a", now=lambda: at.timestamp() + after_s)
+    active = SimpleNamespace(generation=3)
+    slots = SimpleNamespace(is_bound=lambda: is_bound, active=lambda: active)
+    lead = SimpleNamespace(is_idle=not leads)
     births = Births(cast(Any, node), JOB_ID, cast(Any, slots), cast(Any, None), cast(Any, lead))
-    order = SimpleNamespace(desired=DesiredState.RUN, suspends_utc=at)
-    assert births.wanted(cast(Any, order)) is wanted
-    assert births.wanted(cast(Any, SimpleNamespace(desired=DesiredState.STOP, suspends_utc=at))) is DesiredState.STOP
-    assert births.wanted(cast(Any, SimpleNamespace(desired=DesiredState.RUN, suspends_utc=None))) is DesiredState.RUN
+
+    def wanted_by(desired: DesiredState, suspends_utc: datetime | None, generation: int = 3) -> DesiredState:
+        order = SimpleNamespace(desired=desired, suspends_utc=suspends_utc, generation=generation)
+        return births.wanted(cast(Any, order))
+
+    assert wanted_by(DesiredState.RUN, at) is wanted
+    assert wanted_by(DesiredState.STOP, at) is DesiredState.STOP
+    assert wanted_by(DesiredState.RUN, None) is DesiredState.RUN
+    asyncio.run(births.alone.take(SuspensionBody(generation=3, at_utc=at, reason="told by agents")))
+    assert wanted_by(DesiredState.RUN, None) is wanted
+    assert wanted_by(DesiredState.RUN, at + timedelta(hours=1)) is DesiredState.RUN, "what the service says counts"
+    assert wanted_by(DesiredState.RUN, None, generation=4) is DesiredState.RUN, "a newer world is not meant"
 
 
 ENDS = [SimpleNamespace(desired=wish, saves_at_end=False) for wish in (DesiredState.STOP, DesiredState.SUSPENDED)]

@@ -76,7 +76,7 @@ def test_the_step_handed_over_has_its_checkpoint_and_its_hooks_after_the_pause(
     last = chain.steps[-1][1]
     written = sorted(int(entry.name.removeprefix("step-")) for entry in tmp_path.glob("step-*"))
     assert written == list(range(1, last + 1))
-    assert checkpointed[0] == HANDED
+    assert HANDED in checkpointed
     assert_holds_the_step_handed_over(setup, tmp_path, chain)
     assert_hooks_ran_outside_the_pause(tmp_path, chain, max(said["first_forward_at_utc"] for said in measures))
 
