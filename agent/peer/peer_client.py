@@ -101,6 +101,7 @@ class PeerClient:
         self._newest: dict[tuple[str, str, str], Envelope] = {}
         self._tasks: dict[tuple[str, str, str], asyncio.Task[None]] = {}
         self._silences: dict[tuple[str, str], Silence] = {}
+        self._undelivered: dict[tuple[str, str], tuple[str, int]] = {}
 
     def send_newest(self, envelope: Envelope, subject: str, *, attempts: int = 1) -> None:
         """Send without waiting. Replaces an envelope to the same node about the same subject that still waits.
@@ -154,21 +155,26 @@ class PeerClient:
                 for attempt in range(1, attempts + 1):
                     try:
                         await self.send(envelope)
+                        self._undelivered.pop((envelope.job_id, envelope.receiver), None)
                         break
                     except PeerUnreachable as error:
-                        _log.info(
-                            "job %s: %s to node %s was not delivered (attempt %d of %d): %s",
-                            envelope.job_id,
-                            envelope.body.kind,
-                            envelope.receiver,
-                            attempt,
-                            attempts,
-                            error,
-                        )
+                        self._say_undelivered(envelope, str(error))
                     if attempt < attempts and key not in self._newest:
                         await asyncio.sleep(RETRY_S)
         finally:
             del self._tasks[key]
+
+    def _say_undelivered(self, envelope: Envelope, why: str) -> None:
+        """Orders are sent again and again to an agent that may be gone: the first time is logged, then the second, the
+        fourth, and so on, until it is for another reason."""
+        key = (envelope.job_id, envelope.receiver)
+        known, times = self._undelivered.get(key, ("", 0))
+        times = times + 1 if known == why else 1
+        self._undelivered[key] = why, times
+        if times.bit_count() == 1:
+            again = f" ({times} times by now)" if times > 1 else ""
+            what = (envelope.job_id, envelope.body.kind, envelope.receiver)
+            _log.info("job %s: %s to node %s was not delivered%s: %s", *what, again, why)
 
     async def _request(self, call: PeerCall) -> httpx.Response:
         url = self._address_of(call.job_id, call.node_id)

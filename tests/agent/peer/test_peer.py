@@ -1,6 +1,7 @@
 """The peer endpoint over real HTTP: who may speak, and what a bad request gets."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -284,6 +285,33 @@ def test_an_agent_is_silent_only_after_several_tries_and_until_it_speaks() -> No
             assert ("b" in client.unreachable_since("job")) == (tries >= 3)
         client.mark_reachable("job", "b")
         assert client.unreachable_since("job") == {}
+        await client.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_that_is_gone_does_not_fill_the_log_of_those_that_go_on_telling_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """At first each time, then ever more rarely, and at once again for another reason or after it was heard."""
+    client = PeerClient(lambda job_id, node_id: None, lambda job_id: (KEY,))
+    caplog.set_level(logging.INFO, "agent.peer.peer_client")
+
+    async def fails(times: int) -> list[str]:
+        caplog.clear()
+        for _ in range(times):
+            client.send_newest(envelope(), "order/0")
+            await asyncio.gather(*client._tasks.values())
+        return [record.getMessage() for record in caplog.records]
+
+    async def scenario() -> None:
+        lines = await fails(20)
+        assert lines[0] == "job job: notice to node b was not delivered: the address of b is not known"
+        assert [line.partition(" (")[2][:8] for line in lines[1:]] == ["2 times ", "4 times ", "8 times ", "16 times"]
+        client._undelivered.clear()
+        assert len(await fails(1)) == 1
+        client._address_of = lambda job_id, node_id: "http://127.0.0.1:9"
+        assert len(await fails(1)) == 1, "another reason"
         await client.close()
 
     asyncio.run(scenario())
