@@ -1,5 +1,7 @@
 """Brings the schema to the shipped revision at start, under an advisory lock so that replicas take turns."""
 
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from alembic import command
@@ -7,7 +9,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from psycopg.errors import InsufficientPrivilege
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import ProgrammingError
 
 import migrations
@@ -35,22 +37,31 @@ def _upgrade(engine: Engine, revision: str) -> None:
     with engine.begin() as connection:
         connection.execute(text("SET LOCAL lock_timeout = '60s'"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK_KEY})
+        scripts = _scripts()
+        found = MigrationContext.configure(connection).get_current_heads()
+        _check_known(found, scripts)
+        if revision == "head" and found == tuple(scripts.get_heads()):
+            return
         configuration = alembic_config()
         configuration.attributes["connection"] = connection
-        _check_known(connection, ScriptDirectory.from_config(configuration))
         if revision == "base":
             command.downgrade(configuration, revision)
         else:
             command.upgrade(configuration, revision)
 
 
-def _check_known(connection: Connection, scripts: ScriptDirectory) -> None:
+@cache
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory.from_config(alembic_config())
+
+
+def _check_known(found: Sequence[str], scripts: ScriptDirectory) -> None:
     """Raises StartError for a schema that a newer program has made."""
     known = {script.revision for script in scripts.walk_revisions()}
-    for found in MigrationContext.configure(connection).get_current_heads():
-        if found not in known:
+    for revision in found:
+        if revision not in known:
             raise StartError(
-                f"the database has schema revision {found}, and this program knows those up to "
+                f"the database has schema revision {revision}, and this program knows those up to "
                 f"{scripts.get_current_head()}: a newer liver has used it; install that release, or restore a backup "
                 "from before"
             )

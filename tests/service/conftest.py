@@ -1,9 +1,10 @@
-"""One embedded PostgreSQL for the whole session, a fresh database for each test, a clock that tests move."""
+"""One embedded PostgreSQL for the whole session, a database that is empty for each test, a clock that tests move."""
 
 import itertools
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from liver_core.handoff import RankStage
 from service.app import create_app
 from service.context import Context
 from service.db.engine import Database, connect, open_database
+from service.db.outage import Outage
 from service.db.upgrade import upgrade
 from service.jobs.grants import follow_members
 from service.jobs.tables import JobRow, MemberRole
@@ -67,6 +69,7 @@ def server_url() -> Iterator[URL]:
 
 @pytest.fixture
 def database_url(server_url: URL) -> Iterator[URL]:
+    """A database of the test's own, which it may alter, cut off or fill."""
     name = f"test_{next(_NAMES)}"
     admin = create_engine(server_url, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
@@ -77,9 +80,47 @@ def database_url(server_url: URL) -> Iterator[URL]:
     admin.dispose()
 
 
+class KeptDatabase:
+    """Emptied before each test: to make a new one, and to compile every statement anew for it, takes longer than most
+    tests do."""
+
+    def __init__(self, url: URL) -> None:
+        self.database = connect(url, pool_size=5)
+        with self.database.engine.connect() as connection:
+            tables = text("SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename != :version")
+            names = connection.execute(tables, {"version": "alembic_version"}).scalars()
+            empty = [f'DELETE FROM "{name}"' for name in names]
+            sequences = connection.execute(text("SELECT sequencename FROM pg_sequences WHERE schemaname = 'public'"))
+            again = [f'ALTER SEQUENCE "{name}" RESTART' for name in sequences.scalars()]
+        # Triggers that forbid to delete are not asked.
+        self._empty = "; ".join(["SET LOCAL session_replication_role = replica", *empty, *again])
+
+    def emptied(self) -> Database:
+        for engine in (self.database.engine, self.database.readers_engine):
+            if engine.pool.checkedout():  # type: ignore[attr-defined]
+                engine.dispose()  # A test that failed left a session open.
+        with self.database.engine.begin() as connection:
+            connection.exec_driver_sql(self._empty)
+        return replace(self.database, outage=Outage())
+
+
+@pytest.fixture(scope="session")
+def kept_database(server_url: URL) -> Iterator[KeptDatabase]:
+    admin = create_engine(server_url, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.execute(text("CREATE DATABASE kept TEMPLATE template_liver"))
+    admin.dispose()
+    kept = KeptDatabase(server_url.set(database="kept"))
+    yield kept
+    kept.database.close()
+
+
 @pytest.fixture
-def database(database_url: URL) -> Iterator[Database]:
-    database = connect(database_url, pool_size=5)
+def database(request: pytest.FixtureRequest) -> Iterator[Database]:
+    if "database_url" not in request.fixturenames:
+        yield request.getfixturevalue("kept_database").emptied()
+        return
+    database = connect(request.getfixturevalue("database_url"), pool_size=5)
     yield database
     database.close()
 
