@@ -6,6 +6,7 @@ nothing is next.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -311,7 +312,9 @@ class Worker:
         self.control.say(rank.MetricsReport(generation=generation, step=step, values=dict(values)))
 
     def checkpointed(self, path: str, step: int, seconds: float, asked: int) -> None:
-        size = sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
+        size = None
+        with contextlib.suppress(OSError):  # A shared folder may show it here only later.
+            size = sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
         when = {"generation": self.generation, "finished_utc": utc_now()}
         said = rank.Checkpointed(path=path, step=step, seconds=seconds, size_bytes=size, asked=asked, **when)
         self.control.say(said)

@@ -189,13 +189,13 @@ def _store_checkpoints(intake: Intake, checkpoints: Sequence[CheckpointFact]) ->
             "size_bytes": fact.size_bytes,
             "seconds": fact.seconds,
         }
-        # A checkpoint written again at the same path replaces the earlier one.
+        # One that is written again at the same path replaces the earlier one. Of one several nodes tell what they see.
         intake.session.execute(
             insert(CheckpointRow)
             .values(values)
             .on_conflict_do_update(
                 index_elements=["job_id", "path"],
-                set_=values,
+                set_={name: value for name, value in values.items() if value is not None},
                 where=CheckpointRow.finished_at < fact.finished_utc,
             )
         )

@@ -289,6 +289,20 @@ def test_only_the_newest_checkpoints_are_kept_in_mind(running, client, clock):
     assert [item["step"] for item in client.get(f"/api/v1/jobs/{job_id}").json()["checkpoints"]] == [20, 30]
 
 
+def test_a_checkpoint_of_which_two_nodes_tell_is_one_and_what_only_one_of_them_could_see_of_it_stays(
+    running, client, clock
+):
+    job_id, agent, other = running
+    fact = CheckpointFact(
+        job_id=job_id, generation=1, step=10, path="/checkpoints/10", finished_utc=clock(), size_bytes=7
+    )
+    agent.sync(checkpoints=(fact,))
+    clock.advance(1)
+    other.sync(checkpoints=(fact.model_copy(update={"size_bytes": None, "finished_utc": clock()}),))
+    (found,) = client.get(f"/api/v1/jobs/{job_id}").json()["checkpoints"]
+    assert (found["step"], found["size_bytes"]) == (10, 7)
+
+
 def test_a_finished_job_ends_and_its_nodes_are_told_to_stop(running, client):
     job_id, agent, _ = running
     rank = agent.rank(agent.job_order(), stage=RankStage.TRAINING, step=1000)
