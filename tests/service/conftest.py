@@ -88,12 +88,20 @@ class KeptDatabase:
         self.database = connect(url, pool_size=5)
         with self.database.engine.connect() as connection:
             tables = text("SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename != :version")
-            names = connection.execute(tables, {"version": "alembic_version"}).scalars()
-            empty = [f'DELETE FROM "{name}"' for name in names]
+            names = list(connection.execute(tables, {"version": "alembic_version"}).scalars())
             sequences = connection.execute(text("SELECT sequencename FROM pg_sequences WHERE schemaname = 'public'"))
             again = [f'ALTER SEQUENCE "{name}" RESTART' for name in sequences.scalars()]
+        with self.database.engine.begin() as connection:
+            # What the migrations wrote is there in a new database too.
+            full = [
+                name for name in names if connection.execute(text(f'SELECT FROM "{name}" LIMIT 1')).first() is not None
+            ]
+            for name in full:
+                connection.execute(text(f'CREATE TABLE "first_{name}" AS TABLE "{name}"'))
+        empty = [f'DELETE FROM "{name}"' for name in names]
+        first = [f'INSERT INTO "{name}" OVERRIDING SYSTEM VALUE TABLE "first_{name}"' for name in full]
         # Triggers that forbid to delete are not asked.
-        self._empty = "; ".join(["SET LOCAL session_replication_role = replica", *empty, *again])
+        self._empty = "; ".join(["SET LOCAL session_replication_role = replica", *empty, *again, *first])
 
     def emptied(self) -> Database:
         for engine in (self.database.engine, self.database.readers_engine):
