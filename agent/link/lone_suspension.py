@@ -44,8 +44,7 @@ class LoneSuspension:
 
     def at(self, generation: int | None) -> datetime | None:
         """When the ranks of this world are to end by what the agents decided, None if they are not."""
-        wanted = self._wanted
-        return wanted.at_utc if wanted is not None and wanted.generation == generation else None
+        return _time_of(self._wanted, generation)
 
     @property
     def reason(self) -> str:
@@ -61,7 +60,7 @@ class LoneSuspension:
 
     async def plan(self, world: Roster, deadlines: tuple[datetime | None, ...], times: EndTimes, why: str) -> None:
         """This agent leads, and nothing fits without the nodes that go by `deadlines`. Called about twice a second."""
-        now, said = utc(self._now()), self._said_of(world.generation)
+        now, said = utc(self._now()), _time_of(self._said, world.generation)
         if said is not None and said <= now + timedelta(seconds=COMMITTED_S):
             return
         if self._heard_ago() < ALONE_AFTER_S:
@@ -90,12 +89,13 @@ class LoneSuspension:
         """The ranks have ended here, or another world has come: what was said is over."""
         self._wanted = self._said = None
 
-    def _said_of(self, generation: int) -> datetime | None:
-        return self._said.at_utc if self._said is not None and self._said.generation == generation else None
-
     async def _say(self, body: SuspensionBody, members: tuple[str, ...]) -> None:
         self._said, self._others = body, tuple(name for name in members if name != self._node_id)
         self._again_at = float("-inf")
         self._again_until = max(self._now(), body.at_utc.timestamp() if body.at_utc else 0.0) + AGAIN_FOR_S
         await self.take(body)
         self.tick()
+
+
+def _time_of(body: SuspensionBody | None, generation: int | None) -> datetime | None:
+    return body.at_utc if body is not None and body.generation == generation else None

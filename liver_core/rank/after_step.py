@@ -22,6 +22,7 @@ from liver_core.rank.boundary_requests import BoundaryRequests
 from liver_core.rank.checkpoint_writer import CheckpointWriter
 from liver_core.rank.metrics.step_metrics import StepMeasures, StepMetrics
 from liver_core.rank.step_boundary import first_rank
+from liver_core.state.checkpoint_files import STEP
 from liver_core.state.megatron_arguments import megatron_arguments
 from liver_core.state.small_state import TrainingProgress, collect
 from liver_core.training.job import TrainingJob
@@ -62,7 +63,7 @@ class CheckpointPlan:
 
     def path_of(self, step: int) -> str:
         """The folder of the checkpoint after this step."""
-        return f"{self.path}/step-{step:09d}"
+        return f"{self.path}/{STEP}{step:09d}"
 
 
 @dataclass(frozen=True, slots=True)

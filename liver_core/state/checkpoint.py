@@ -27,7 +27,7 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from torch.distributed.checkpoint.api import CheckpointException
 
 from liver_core.state.checkpoint_files import (
-    COMPLETE_FILE,
+    NEEDED_FILES,
     SMALL_STATE_FILE,
     STEP,
     LeaseStanding,
@@ -220,7 +220,7 @@ def _check_finite(sharded: dict[str, Any], path: str, group: dist.ProcessGroup) 
 def read_small_state(path: str) -> dict[str, Any]:
     """The small state of a complete checkpoint. Raises CheckpointError if there is none."""
     folder = Path(path)
-    for name in (COMPLETE_FILE, SMALL_STATE_FILE):
+    for name in NEEDED_FILES:
         if not (folder / name).is_file():
             raise CheckpointError(f"checkpoint {path}: {name} is missing, so it is not a complete checkpoint")
     return json.loads((folder / SMALL_STATE_FILE).read_text())

@@ -13,6 +13,8 @@ COMMON_FILE = "common.pt"
 """Everything that is not cut into shards."""
 MEGATRON_FILES = (COMPLETE_FILE, TENSORS_FILE, COMMON_FILE)
 SMALL_STATE_FILE = "liver_small_state.json"
+NEEDED_FILES = (COMPLETE_FILE, SMALL_STATE_FILE)
+"""A checkpoint of ours is complete where it has both."""
 ARGUMENTS = "megatron_arguments"
 """Their name among what is not cut into shards."""
 
@@ -76,4 +78,4 @@ def whole_or_later(path: str, job_id: str) -> str:
 
 def is_complete(folder: Path) -> bool:
     """Whether it holds a complete checkpoint of ours."""
-    return all((folder / name).is_file() for name in (COMPLETE_FILE, SMALL_STATE_FILE))
+    return all((folder / name).is_file() for name in NEEDED_FILES)
