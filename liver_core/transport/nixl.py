@@ -19,9 +19,13 @@ import numpy as np
 import torch
 
 from liver_core.device import DeviceWait, settle
+from liver_core.device import read as on_host
 from liver_core.device.landed import flush_landed
+from liver_core.device.rank_device import own_device
 from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout
 from liver_core.transport.regions import Address, Regions, Table, as_bytes, batches, check_reads
+from liver_core.transport.stage import BATCH_BYTES_MAX as STAGED_BYTES_MAX
+from liver_core.transport.stage import Stage
 from liver_core.transport.ucx import (
     TOKEN_BYTES,
     Descriptors,
@@ -67,12 +71,14 @@ class _NixlPeer:
 @dataclass(slots=True)
 class _Post:
     """One request to NIXL: a table of runs for each kind. `kept`: its handle is asked again and again, and is None only
-    before the first time."""
+    before the first time. `staged`: it lands in a `slot` of the stage, and goes on to its target from there."""
 
     kind: str
     parts: tuple[tuple[str, Table], ...]
     kept: bool = False
     handle: Any = None
+    staged: bool = False
+    slot: int | None = None
 
 
 @dataclass(slots=True)
@@ -126,7 +132,9 @@ class NixlTransport:
         self._token = torch.frombuffer(bytearray(token or os.urandom(TOKEN_BYTES)), dtype=torch.uint8)
         self._tokens: dict[str, torch.Tensor] = {}
         """By kind of memory. Reads of host memory prove nothing of the wires to a device."""
-        self._landing = torch.zeros(TOKEN_BYTES, dtype=torch.uint8)
+        self._landings = {"DRAM": torch.zeros(TOKEN_BYTES, dtype=torch.uint8)}
+        """By kind of memory, since UCX reads one-sidedly only into the kind that it reads."""
+        self._stage: Stage | None = None
         self._peers: dict[int, _NixlPeer] = {}
         self._kept: dict[tuple[Read, ...], tuple[_Progress, ...]] = {}
         self._server: NixlAgent | None = None
@@ -205,7 +213,7 @@ class NixlTransport:
     def read(self, reads: Sequence[Read], deadline: float) -> ReadReport:
         self._check_open(Call.READ)
         start = time.monotonic()
-        asked = tuple(reads) if _is_small(reads) else ()
+        asked = tuple(reads) if _is_small(reads) and not any(self._is_staged(each) for each in reads) else ()
         work = self._known(asked) if asked else self._planned(reads)
         try:
             self._run(work, start, deadline)
@@ -235,9 +243,15 @@ class NixlTransport:
             if len(table):
                 item = work.setdefault(read.peer, _Progress(read.peer, deque()))
                 item.bytes += int(table[:, 2].sum())
-                parts = batches(table, BATCH_BYTES_MAX, BATCH_RUNS_MAX)
-                item.pending.extend(_Post(read.kind, ((read.kind, part),)) for part in parts)
+                staged = self._is_staged(read)
+                parts = batches(table, STAGED_BYTES_MAX if staged else BATCH_BYTES_MAX, BATCH_RUNS_MAX)
+                item.pending.extend(_Post(read.kind, ((read.kind, part),), staged=staged) for part in parts)
         return [work[peer] for peer in sorted(work)]
+
+    def _is_staged(self, read: Read) -> bool:
+        """Whether its bytes are on a peer's device and go to this host, which UCX does not do at once."""
+        known, target = self._peers.get(read.peer), self._regions.targets.get(read.kind)
+        return known is not None and target is not None and must_stage(known.memory.get(read.kind, ""), target)
 
     def _known(self, asked: tuple[Read, ...]) -> list[_Progress]:
         """The same for a small read that comes again and again: one post for all that a peer has in one kind of memory,
@@ -277,8 +291,17 @@ class NixlTransport:
             raise TransportError(Call.READ, f"{self.name!r} reads no more: {self._why_no_reads}")
         if self._reader is None:
             self._reader = NixlAgent(load_nixl(self._environment), f"{self.name}/targets")
-            self._reader.register(self._landing)
+            self._reader.register(self._landings["DRAM"])
         return self._reader
+
+    def _landing_in(self, memory: str) -> torch.Tensor:
+        """Where a token of this kind of memory lands: in the same kind, if this process has any."""
+        if memory not in self._landings:
+            if (device := own_device()).type == "cpu":
+                return self._landings["DRAM"]
+            self._landings[memory] = torch.zeros(TOKEN_BYTES, dtype=torch.uint8, device=device)
+            self._reading().register(self._landings[memory])
+        return self._landings[memory]
 
     def _introduce(self, peer: int, decoded: Address) -> _NixlPeer:
         if self._host_memory_only:
@@ -298,12 +321,15 @@ class NixlTransport:
         extra = known.address.extra
         tokens = {"DRAM": (int(extra["token_at"]), 0), **extra.get("tokens", {})}
         for memory, (at, device) in tokens.items():
-            local = Descriptors("DRAM", np.array([[self._landing.data_ptr(), TOKEN_BYTES, 0]], dtype=np.uint64))
+            landing = self._landing_in(memory)
+            place = [[landing.data_ptr(), TOKEN_BYTES, _device_of(landing)]]
+            local = Descriptors(_memory_of(landing), np.array(place, dtype=np.uint64))
             remote = Descriptors(memory, np.array([[int(at), TOKEN_BYTES, int(device)]], dtype=np.uint64))
             for attempt in range(WIRE_UP_READS):
                 if attempt:
                     time.sleep(PROGRESS_PERIOD_S)
-                self._landing.zero_()
+                landing.zero_()
+                settle(DeviceWait.ALLOCATED, landing.device)
                 handle = reader.post(where, known.agent_name, local, remote)
                 while not reader.landed(where, handle):
                     if time.monotonic() >= deadline:
@@ -312,7 +338,8 @@ class NixlTransport:
                         text = f"{known.address.name!r} did not answer a read of its {memory}"
                         raise TransportTimeout(Call.CONNECT, text, peer=peer)
                     time.sleep(SLEEP_MOST_S)
-            if base64.b64encode(self._landing.numpy().tobytes()).decode() != extra["token"]:
+            flush_landed(landing.device)
+            if base64.b64encode(bytes(on_host(landing))).decode() != extra["token"]:
                 raise TransportError(Call.CONNECT, f"{known.address.name!r} is not who the address says", peer=peer)
 
     def _run(self, work: Sequence[_Progress], start: float, deadline: float) -> None:
@@ -351,27 +378,56 @@ class NixlTransport:
         for post in tuple(item.flying):
             try:
                 landed = reader.landed(Where(Call.READ, item.peer, post.kind), post.handle, keep=post.kept)
+                if landed and post.staged:
+                    self._unload(post)
             except TransportError as error:
                 failures.append(error)
                 landed = True
             if landed:
                 item.flying.remove(post)
+                self._give_back(post)
         if failures:
             raise failures[0]
         moved = len(item.flying) < before
-        if item.pending and len(item.flying) < IN_FLIGHT_PER_PEER_MAX:
+        if item.pending and len(item.flying) < IN_FLIGHT_PER_PEER_MAX and self._has_room(item.pending[0]):
             post = item.pending.popleft()
             known, where = self._peers[item.peer], Where(Call.READ, item.peer, post.kind)
-            if post.handle is None:
-                post.handle = reader.prepare(where, known.agent_name, *self._ends(known, post.parts))
-            reader.start(where, post.handle)
+            try:
+                if post.handle is None:
+                    post.handle = reader.prepare(where, known.agent_name, *self._ends(known, post))
+                reader.start(where, post.handle)
+            except TransportError:
+                self._give_back(post)
+                raise
             item.flying.append(post)
             moved = True
         return moved
 
-    def _ends(self, known: _NixlPeer, parts: Sequence[tuple[str, Table]]) -> tuple[Descriptors, Descriptors]:
+    def _has_room(self, post: _Post) -> bool:
+        """Whether it may be posted now. One that is staged has its slot then."""
+        if post.staged and post.slot is None:
+            if self._stage is None:
+                self._stage = Stage(own_device())
+                self._reading().register(self._stage.memory)
+            post.slot = self._stage.take()
+        return not post.staged or post.slot is not None
+
+    def _unload(self, post: _Post) -> None:
+        assert self._stage is not None and post.slot is not None, "it has landed there"
+        ((kind, table),) = post.parts
+        self._stage.unload(post.slot, table, as_bytes(self._regions.targets[kind]))
+
+    def _give_back(self, post: _Post) -> None:
+        if self._stage is not None and post.slot is not None:
+            self._stage.give_back(post.slot)
+            post.slot = None
+
+    def _ends(self, known: _NixlPeer, post: _Post) -> tuple[Descriptors, Descriptors]:
         """Of all parts, which lie in one kind of memory at each end."""
-        here, there = zip(*(self._ends_of(known, kind, table) for kind, table in parts), strict=True)
+        here, there = zip(*(self._ends_of(known, kind, table) for kind, table in post.parts), strict=True)
+        if self._stage is not None and post.slot is not None:
+            ((_, table),) = post.parts
+            here = (Descriptors(_memory_of(self._stage.memory), self._stage.packed(post.slot, table)),)
         return _one(here), _one(there)
 
     def _ends_of(self, known: _NixlPeer, kind: str, table: Table) -> tuple[Descriptors, Descriptors]:
@@ -400,7 +456,7 @@ class NixlTransport:
         self._kept.clear()
         if self._reader is not None:
             self._reader.close()
-            self._reader = None
+            self._reader = self._stage = None
 
     def _poll(self, server: NixlAgent) -> None:
         while not self._stop.wait(self._period_s):
@@ -418,6 +474,11 @@ def _is_small(reads: Sequence[Read]) -> bool:
 
 def _one(ends: Sequence[Descriptors]) -> Descriptors:
     return ends[0] if len(ends) == 1 else Descriptors(ends[0].memory, np.concatenate([each.table for each in ends]))
+
+
+def must_stage(memory: str, target: torch.Tensor) -> bool:
+    """Whether a read of a peer's `memory` reaches `target` over the stage only."""
+    return memory == "VRAM" and _memory_of(target) == "DRAM"
 
 
 def _memory_of(tensor: torch.Tensor) -> str:

@@ -29,6 +29,7 @@ from liver_core.handoff.messages import StoreAddress
 from liver_core.worlds.alone_group import AloneGroup
 from liver_core.worlds.group_plan import DeviceBackend, GroupPlan
 from liver_core.worlds.nccl_groups import NcclGroups
+from liver_core.worlds.shared_gpu_group import SharedGpuGroup
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName
@@ -266,7 +267,8 @@ def make_group(
         alone = AloneGroup(name)
         _register(alone, prefix, GroupName(name), ranks, backends="cpu:gloo")
         return alone
-    group = dist.ProcessGroup(prefix, group_rank, size)
+    shares_gpu = on_device is not None and on_device.nccl is None
+    group = SharedGpuGroup(group_rank, size) if shares_gpu else dist.ProcessGroup(prefix, group_rank, size)
     # What is asked of no device, a barrier or objects, goes over the host: every decision does.
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     try:
@@ -279,7 +281,7 @@ def make_group(
         ) from error
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
     backends = "cpu:gloo"
-    if on_device is not None and on_device.nccl is None:
+    if shares_gpu:
         group._register_backend(_CUDA, dist.ProcessGroup.BackendType.GLOO, backend)
         backends = "cpu:gloo,cuda:gloo"
     elif on_device is not None and on_device.nccl is not None:

@@ -288,7 +288,8 @@ class Cluster:
                     raise AssertionError(f"{rank.member} while waiting for {what}:\n{rank.error}")
             if time.monotonic() > deadline:
                 tails = {rank.member.node_id: rank.events[-2:] for rank in self.ranks.values()}
-                raise AssertionError(f"no {what} within {timeout_s} s; last events {tails}")
+                ended = {rank.member.node_id: rank.process.exitcode for rank in self.ranks.values() if rank.is_silent()}
+                raise AssertionError(f"no {what} within {timeout_s} s; ended: {ended}; last events {tails}")
             try:
                 self._news.get(timeout=0.2)
             except queue.Empty:

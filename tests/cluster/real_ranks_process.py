@@ -405,8 +405,8 @@ class Recorder:
 
         following = self.loop.following
         record = self._keep("target", following.world, following.live, following.live.regions)
-        if following.live.hollow:
-            return  # Nothing that a gather could be made into has memory yet.
+        if self.setup.host_bytes_max:
+            return  # On some of the ranks, nothing that a gather could be made into has memory yet.
         with building(following.world):
             refresh_weights(following.state)
         record["weights"] = local_weights(following.state)

@@ -99,6 +99,18 @@ def _scattered_at_once(group: Group, device: torch.device, rank: int) -> bool:
     return bool((parts[0] == 3).all() and (parts[1] == 5).all())
 
 
+def _gathered_at_once(group: Group, device: torch.device, rank: int) -> bool:
+    """As Megatron gathers the weights of its buckets after a step."""
+    wholes = [torch.zeros(1024, dtype=torch.bfloat16, device=device) for _ in range(2)]
+    with dist._coalescing_manager(group, async_ops=True) as manager:
+        for at, whole in enumerate(wholes):
+            part = torch.full((512,), rank + at + 1.0, dtype=torch.bfloat16, device=device)
+            dist.all_gather_into_tensor(whole, part, group=group)
+    manager.wait()
+    halves = [(whole[:512], whole[512:]) for whole in wholes]
+    return all(bool((mine == at + 1).all() and (other == at + 2).all()) for at, (mine, other) in enumerate(halves))
+
+
 def _broadcast(group: Group, device: torch.device, rank: int) -> bool:
     tensor = torch.full((1024,), float(rank), device=device)
     dist.broadcast(tensor, group_src=1, group=group)
@@ -148,6 +160,7 @@ NEEDED: dict[str, Check] = {
     "gather of bf16": _gathered(torch.bfloat16),
     "reduce and scatter": _scattered,
     "reduce and scatter at once": _scattered_at_once,
+    "gather at once": _gathered_at_once,
     "broadcast": _broadcast,
     "gather as a list": _gathered_as_list,
     "objects": _objects,

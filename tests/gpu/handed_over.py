@@ -20,8 +20,10 @@ from tests.liver_core.rank.support.chain import (
     load_with_megatron,
 )
 from tests.liver_core.rank.support.global_state import differences
+from tests.liver_core.rank.support.tight import manifest_of, tight
 
 STEPS_EACH, LIMIT_S = 2, 60.0
+MORE_PART, PLENTY_BYTES = 20, 1 << 40
 UNHURRIED = CutoverDeadlines(target_s=15.0, source_s=20.0, store_s=30.0)
 """What is judged is state, also on a machine that does much else."""
 SHAPES: dict[str, dict[str, Any]] = {
@@ -30,22 +32,37 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def judged(device: str, worlds: tuple[World, ...], rungs: tuple[Rung, ...], gpus: tuple[str, ...] = ()) -> list[Any]:
-    """What each handoff took. Raises AssertionError, with the reason, where state differs or a rung was not kept."""
+def judged(
+    device: str,
+    worlds: tuple[World, ...],
+    rungs: tuple[Rung, ...],
+    *,
+    gpus: tuple[str, ...] = (),
+    on_device: tuple[tuple[str, int], tuple[str, int]] | None = None,
+) -> list[Any]:
+    """What each handoff took. Raises AssertionError, with the reason, where state differs or a rung was not kept.
+
+    on_device: (layout, rank) before and after of a survivor; the device then has room for little more than a tile of
+    its next world, and the rest of all next worlds waits in host memory.
+    """
     with tempfile.TemporaryDirectory() as folder:
         arguments = small_gpt(build_corpus(Path(folder)), **SHAPES[device])
         setup = RankSetup(arguments, record=True, checkpoint_at_boundary=folder, bring_up_s=LIMIT_S, gpus=gpus)
+        if on_device is not None:
+            least, _ = tight(manifest_of(setup), *on_device, streams=rungs[0] is Rung.LIVE)
+            setup = replace(setup, extra_bytes_max=least + least // MORE_PART, host_bytes_max=PLENTY_BYTES)
         chain = run(setup, worlds, rungs)
         generations = range(2, len(worlds) + 1)
         for generation in generations:
             before, after = chain.state("source", generation - 1), chain.state("target", generation)
             unequal = differences(before, after)
-            unequal += differences(chain.weights("source", generation - 1), chain.weights("target", generation))
+            if on_device is None:  # What waits in host memory has no weights before the pause is over.
+                unequal += differences(chain.weights("source", generation - 1), chain.weights("target", generation))
             assert not unequal, f"after {worlds[generation - 1].layout} state differs: {', '.join(unequal[:4])}"
         wanted = [(f"{folder}/generation-{number - 1}", worlds[number - 1].layout) for number in generations]
         for generation, loaded in zip(generations, load_with_megatron(setup, wanted), strict=True):
-            ranks = chain.records[("switched", generation)], chain.records[("target", generation)]
-            assert_as_megatron_loads(loaded, *ranks)
+            gathered = chain.records[("target", generation)] if on_device is None else None
+            assert_as_megatron_loads(loaded, chain.records[("switched", generation)], gathered)
     return [taken(chain, worlds, generation) for generation in generations]
 
 
@@ -79,6 +96,7 @@ def taken(chain: Chain, worlds: tuple[World, ...], generation: int) -> dict[str,
         "to": worlds[generation - 1].layout,
         "pause_s": chain.pause_s(generation),
         "bytes_moved": sum(each.get("bytes_moved", 0.0) for each in said),
+        "host_bytes_peak": max(each.get("host_bytes_peak", 0.0) for each in said),
         "bytes_streamed": sum(each.get("bytes_streamed", 0.0) for each in said),
         "losses": list(chain.losses().values()),
     }

@@ -1,4 +1,5 @@
-"""Part 4: the reference job on one device, two ranks on it: DP2 to TP2 by stop-and-copy, then back live."""
+"""Part 4: the reference job on one device, two ranks on it: DP2 to TP2 by stop-and-copy, back live, and live once more
+where the device has no room for the next world."""
 
 from __future__ import annotations
 
@@ -10,19 +11,24 @@ from tests.gpu.check import Finding, Verdict
 from tests.gpu.handed_over import judged
 from tests.liver_core.rank.support.chain import World
 
-HANDOFFS = {
-    "stop-and-copy": ((World("DP2", "ab"), World("TP2", "bc")), Rung.STOP_AND_COPY),
-    "live": ((World("TP2", "ab"), World("DP2", "bc")), Rung.LIVE),
+DP2_TO_TP2 = (World("DP2", "ab"), World("TP2", "bc"))
+TP2_TO_DP2 = (World("TP2", "ab"), World("DP2", "bc"))
+HANDOFFS: dict[str, tuple[tuple[World, World], Rung, Any]] = {
+    "stop-and-copy": (DP2_TO_TP2, Rung.STOP_AND_COPY, None),
+    "live": (TP2_TO_DP2, Rung.LIVE, None),
+    "live over host memory": (TP2_TO_DP2, Rung.LIVE, (("TP2", 1), ("DP2", 0))),
 }
 
 
 def run(device: str) -> Finding:
-    """Both are tried, so that the first stands where the second fails."""
+    """All are tried, so that one stands where another fails."""
     found: dict[str, Any] = {}
     wrong = []
-    for name, (worlds, rung) in HANDOFFS.items():
+    for name, (worlds, rung, on_device) in HANDOFFS.items():
         try:
-            [found[name]] = judged(device, worlds, (rung,))
+            [found[name]] = judged(device, worlds, (rung,), on_device=on_device)
+            waited = found[name]["host_bytes_peak"] > 0
+            assert waited == (on_device is not None), f"{'some' if waited else 'nothing'} waited in host memory"
         except AssertionError as error:
             traceback.print_exc()
             found[name] = {"failed": str(error)}

@@ -20,6 +20,6 @@ def run(device: str) -> Finding:
         if (there := torch.cuda.device_count()) < GPUS:
             return Finding(Verdict.SKIPPED, f"needs {GPUS} GPUs, this machine has {there}")
         gpus = tuple(str(at) for at in range(GPUS))
-    handoffs = judged(device, WORLDS, (Rung.STOP_AND_COPY, Rung.LIVE), gpus)
+    handoffs = judged(device, WORLDS, (Rung.STOP_AND_COPY, Rung.LIVE), gpus=gpus)
     pauses = ", ".join(f"{each['from']} to {each['to']} {each['pause_s'] * 1e3:.0f} ms" for each in handoffs)
     return Finding(Verdict.PASSED, f"bit for bit, and as Megatron loads it; pauses: {pauses}", {"handoffs": handoffs})

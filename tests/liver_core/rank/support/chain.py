@@ -150,8 +150,13 @@ def load_with_megatron(setup: RankSetup, checkpoints: list[tuple[str, str]]) -> 
     ]
 
 
-def assert_as_megatron_loads(oracle: dict[int, dict[str, Any]], switched: dict[int, Any], gathered: dict[int, Any]):
-    """What Megatron's loader made of every rank is what the recorded ranks of a handoff hold, bit for bit."""
+def assert_as_megatron_loads(
+    oracle: dict[int, dict[str, Any]], switched: dict[int, Any], gathered: dict[int, Any] | None
+):
+    """What Megatron's loader made of every rank is what the recorded ranks of a handoff hold, bit for bit.
+
+    `gathered`: None where some had no weights before the pause was over.
+    """
     assert oracle.keys() == switched.keys()
     for rank, loaded in oracle.items():
         ours = switched[rank]["megatron"]
@@ -160,7 +165,7 @@ def assert_as_megatron_loads(oracle: dict[int, dict[str, Any]], switched: dict[i
             assert tensors.keys() == ours[name].keys() == {"param", "exp_avg", "exp_avg_sq", "step"}
             for kind, tensor in tensors.items():
                 assert tensor.tobytes() == ours[name][kind].tobytes(), f"rank {rank}: {kind} of {name}"
-        for name, bits in loaded["weights"].items():
+        for name, bits in loaded["weights"].items() if gathered is not None else ():
             assert bits.tobytes() == gathered[rank]["weights"][name].tobytes(), f"rank {rank}: weight {name}"
 
 

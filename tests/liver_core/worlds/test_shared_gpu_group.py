@@ -1,0 +1,38 @@
+"""Ranks that share a GPU gather several tensors one after the other, as gloo must on CUDA; here on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.cluster.real_ranks import run_ranks
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+
+
+def test_tensors_that_are_gathered_at_once_are_gathered_by_collectives_of_their_own():
+    assert run_ranks(_gather_at_once, 2) == [([[0.0, 1.0], [10.0, 11.0]], 2)] * 2
+
+
+def test_a_group_whose_ranks_have_the_cpu_only_gathers_them_in_one():
+    assert run_ranks(_gather_at_once, 2, False) == [([[0.0, 1.0], [10.0, 11.0]], 1)] * 2
+
+
+def _gather_at_once(rank: int, port: int, shares_gpu: bool = True) -> tuple[list[list[float]], int]:
+    """What was gathered, and how many collectives that took."""
+    from liver_core.handoff.messages import StoreAddress
+    from liver_core.worlds.groups import OnDevice, connect_store, make_group
+
+    store = connect_store(StoreAddress("127.0.0.1", port), timeout_s=20)
+    limits = {"timeout_s": 20.0, "collective_s": 20.0}
+    on_device = OnDevice() if shares_gpu else None
+    group = make_group(store, range(2), rank, name="shared", host="127.0.0.1", on_device=on_device, **limits)
+    backend = group._get_backend(torch.device("cpu"))
+    before = backend._get_sequence_number_for_group()
+    wholes = [torch.zeros(2), torch.zeros(2)]
+    with dist._coalescing_manager(group, async_ops=True) as manager:
+        for at, whole in enumerate(wholes):
+            dist.all_gather_into_tensor(whole, torch.tensor([rank + 10.0 * at]), group=group)
+    manager.wait()
+    return [whole.tolist() for whole in wholes], backend._get_sequence_number_for_group() - before
