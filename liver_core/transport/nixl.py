@@ -68,10 +68,11 @@ class _NixlPeer:
     """Kind to "DRAM" or "VRAM": counters lie in host memory beside tensors on a device."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Post:
-    """One request to NIXL: a table of runs for each kind. `kept`: its handle is asked again and again, and is None only
-    before the first time. `staged`: it lands in a `slot` of the stage, and goes on to its target from there."""
+    """One request to NIXL: a table of runs for each kind. Equal to none but itself. `kept`: its handle is asked again
+    and again, and is None only before the first time. `staged`: it lands in a `slot` of the stage, and goes on to its
+    target from there."""
 
     kind: str
     parts: tuple[tuple[str, Table], ...]

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from liver_core.layout import ParallelLayout
-
 Ranks = tuple[int, ...]
 
 
@@ -65,16 +63,6 @@ def backend_for(gpus: Sequence[str]) -> DeviceBackend:
             "the same. Start their agents with CUDA_VISIBLE_DEVICES naming a GPU, or all of them with it empty"
         )
     return DeviceBackend.NCCL if len(set(gpus)) == len(gpus) else DeviceBackend.GLOO
-
-
-def check_layout(layout: ParallelLayout, device: DeviceBackend) -> None:
-    """Raise GroupsRefused for a layout whose collectives the backend does not have on a GPU."""
-    if device is DeviceBackend.GLOO and layout.pp > 1:
-        raise GroupsRefused(
-            f"pp: layout {layout} has {layout.pp} pipeline stages, which send to each other, but slots of this job "
-            "share a GPU, and gloo cannot send tensors of one. Use a layout with PP1, or agents with no more --slots "
-            "than GPUs"
-        )
 
 
 def plan_groups(wanted: Sequence[Ranks], world_size: int, device: DeviceBackend) -> GroupPlan:

@@ -24,7 +24,7 @@ from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attri
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker, model_parallel_cuda_manual_seed
 
 from liver_core.layout import Coordinates, ParallelLayout, Roster
-from liver_core.worlds.group_plan import DeviceBackend, backend_for, check_layout, plan_groups
+from liver_core.worlds.group_plan import DeviceBackend, backend_for, plan_groups
 from liver_core.worlds.groups import (
     BringUpFailed,
     PrivateApiMoved,
@@ -137,7 +137,6 @@ def bring_up(
     layout = roster.layout
     name, place = name or f"{roster.job_id}/{roster.generation}", place or own_place()
     backend = backend_for(_gpus_of_all(store, name, rank, layout.world_size, place.gpu))
-    check_layout(layout, backend)
     plan = plan_groups(_bring_up_order(layout), layout.world_size, backend)
     nccl = None
     if backend is DeviceBackend.NCCL and layout.world_size > 1:

@@ -98,5 +98,6 @@ def taken(chain: Chain, worlds: tuple[World, ...], generation: int) -> dict[str,
         "bytes_moved": sum(each.get("bytes_moved", 0.0) for each in said),
         "host_bytes_peak": max(each.get("host_bytes_peak", 0.0) for each in said),
         "bytes_streamed": sum(each.get("bytes_streamed", 0.0) for each in said),
+        "measures": said,
         "losses": list(chain.losses().values()),
     }

@@ -1,5 +1,5 @@
-"""Part 4: the reference job on one device, two ranks on it: DP2 to TP2 by stop-and-copy, back live, and live once more
-where the device has no room for the next world."""
+"""Part 4: the reference job on one device: DP2 to TP2 by stop-and-copy, back live, live where the device has no room
+for the next world, and live between layouts with pipeline stages."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ HANDOFFS: dict[str, tuple[tuple[World, World], Rung, Any]] = {
     "stop-and-copy": (DP2_TO_TP2, Rung.STOP_AND_COPY, None),
     "live": (TP2_TO_DP2, Rung.LIVE, None),
     "live over host memory": (TP2_TO_DP2, Rung.LIVE, (("TP2", 1), ("DP2", 0))),
+    "live with stages": ((World("TP2xPP2", "abcd"), World("PP3", "abe")), Rung.LIVE, None),
 }
 
 

@@ -23,7 +23,7 @@ def test_what_some_layouts_need_may_be_absent_and_what_all_need_may_not() -> Non
     from tests.gpu.collectives_part import NEEDED, OF_SOME, finding_of
 
     right = {"kind of group": "gloo"} | dict.fromkeys((*NEEDED, *OF_SOME), "")
-    alone = finding_of([right, right | {"send and receive (PP)": ABSENT}])
-    assert alone.verdict is Verdict.PASSED and f"not to be had: send and receive (PP) ({ABSENT})" in alone.reason
+    alone = finding_of([right, right | {"all to all (EP)": ABSENT}])
+    assert alone.verdict is Verdict.PASSED and f"not to be had: all to all (EP) ({ABSENT})" in alone.reason
     broken = finding_of([right, right | {"broadcast": "other numbers than it must give"}])
     assert broken.verdict is Verdict.FAILED and broken.reason == "broadcast: other numbers than it must give"

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from liver_core.layout import ParallelLayout
-from liver_core.worlds.group_plan import DeviceBackend, GroupPlan, GroupsRefused, backend_for, check_layout, plan_groups
+from liver_core.worlds.group_plan import DeviceBackend, GroupPlan, GroupsRefused, backend_for, plan_groups
 
 LAYOUTS = [ParallelLayout(tp=tp, pp=pp, dp=dp) for tp, pp, dp in product((1, 2, 4), (1, 2, 3), (1, 2, 3))]
 
@@ -27,14 +27,6 @@ def test_the_backend_follows_from_the_gpus_that_the_ranks_train_on():
 def test_a_world_of_which_some_ranks_have_no_gpu_is_refused_and_names_them():
     with pytest.raises(GroupsRefused, match=r"device: ranks 1, 3 of 4 have no GPU"):
         backend_for(["GPU-a", "", "GPU-b", ""])
-
-
-def test_pipeline_stages_on_a_shared_gpu_are_refused_with_what_to_change():
-    with pytest.raises(GroupsRefused, match=r"pp: layout .*PP2.* has 2 pipeline stages.*Use a layout with PP1"):
-        check_layout(ParallelLayout.parse("PP2xDP2"), DeviceBackend.GLOO)
-    check_layout(ParallelLayout.parse("PP2xDP2"), DeviceBackend.NCCL)
-    check_layout(ParallelLayout.parse("PP2xDP2"), DeviceBackend.NONE)
-    check_layout(ParallelLayout.parse("TP2xDP2"), DeviceBackend.GLOO)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

@@ -37,13 +37,9 @@ def test_votes_and_objects_go_over_the_host_in_a_world_with_communicators():
     assert run_ranks(_decisions, 2, "DP2") == [["gloo", "cpu", True, True]] * 2
 
 
-def test_gpus_that_slots_share_are_used_over_gloo_and_make_no_communicator():
-    assert run_ranks(_shared, 2, "TP2") == [("cpu:gloo,cuda:gloo", "gloo", [])] * 2
-
-
-def test_pipeline_stages_on_a_shared_gpu_are_refused_by_every_rank_before_a_group_is_made():
-    texts = run_ranks(_refused, 2, "PP2")
-    assert all("Use a layout with PP1" in text for text in texts)
+@pytest.mark.parametrize("layout", ["TP2", "PP2"])
+def test_gpus_that_slots_share_are_used_over_gloo_and_make_no_communicator(layout: str):
+    assert run_ranks(_shared, 2, layout) == [("cpu:gloo,cuda:gloo", "gloo", [])] * 2
 
 
 def test_a_world_of_which_one_rank_has_no_gpu_names_it():
@@ -131,19 +127,8 @@ def _shared(rank: int, port: int, layout: str) -> tuple[str, str, list[Any]]:
     library = ModelNccl()
     world = _world(layout, rank, port, "GPU-0", library)
     connect(world, 20.0, since=time.monotonic())
-    tp = world.collection.tp
-    return c10d._world.pg_backend_config[tp], tp._get_backend(torch.device("cuda")).name(), library.made
-
-
-def _refused(rank: int, port: int, layout: str) -> str:
-    from liver_core.worlds.group_plan import GroupsRefused
-    from tests.liver_core.worlds.nccl_model import ModelNccl
-
-    try:
-        _world(layout, rank, port, "GPU-0", ModelNccl())
-    except GroupsRefused as error:
-        return str(error)
-    return "accepted"
+    group = world.everyone
+    return c10d._world.pg_backend_config[group], group._get_backend(torch.device("cuda")).name(), library.made
 
 
 def _mixed(rank: int, port: int, layout: str) -> None:
