@@ -9,6 +9,7 @@ from hashlib import blake2b
 import numpy as np
 import torch
 
+from liver_core.certificate.batches import Batch, batches_of
 from liver_core.certificate.mixing import MASK, PAIR_BYTES
 from liver_core.certificate.on_device import device_totals
 from liver_core.certificate.on_host import host_totals
@@ -52,6 +53,8 @@ class CertificatePlan:
         """Elements of each parameter that these sums are over; summed over a world they are equal in all layouts."""
         self._by_element = tuple(whole)
         self._by_pair = tuple(in_pairs(slab) if self._paired[slab.index] else slab for slab in whole)
+        self._batches: dict[bool, tuple[Batch, ...]] = {}
+        """By whether they are pairs; made where a region lies on a device."""
 
     def sums(self, region: torch.Tensor, kind: str) -> np.ndarray:
         """uint64 sum of each parameter over the boxes of this plan, zero where it has none.
@@ -66,9 +69,14 @@ class CertificatePlan:
             raise ValueError(
                 f"region of {kind!r} has {region.numel()} elements, boxes reach {self._region_numel_least}"
             )
-        slabs = self._by_pair if 2 * region.element_size() == PAIR_BYTES else self._by_element
-        totals_of = host_totals if is_host(region.device) else device_totals
-        totals = totals_of(region.detach(), slabs, _keys(self.parameters, kind))
+        paired, keys = 2 * region.element_size() == PAIR_BYTES, _keys(self.parameters, kind)
+        slabs = self._by_pair if paired else self._by_element
+        if is_host(region.device):
+            totals = host_totals(region.detach(), slabs, keys)
+        else:
+            if paired not in self._batches:
+                self._batches[paired] = batches_of(slabs)
+            totals = device_totals(region.detach(), self._batches[paired], keys)
         counted = zip(totals, self._times, strict=True)
         return np.array([total * times & MASK for total, times in counted], dtype=np.uint64)
 

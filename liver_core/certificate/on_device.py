@@ -5,43 +5,79 @@ int64 stands for uint64: sums and products of both wrap alike modulo 2^64, and a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 
+from liver_core.certificate.batches import Batch
 from liver_core.certificate.mixing import MASK, PAIR_BYTES, ROUNDS, WEYL
-from liver_core.certificate.slabs import Slab
 from liver_core.device import read
-from liver_core.memory.overheads import CERTIFICATE_WORDS
 
 _UNSIGNED = {1: (torch.uint8, 0xFF), 2: (torch.int16, 0xFFFF), 4: (torch.int32, 0xFFFFFFFF), 8: (torch.int64, 0)}
 """By bytes of an element: as what its bits are read, and what is left of them once they have become an int64."""
+_WEYL = np.uint64(WEYL)
 
 
-def device_totals(
-    region: torch.Tensor, slabs: Sequence[Slab], keys: Sequence[int], words_at_once: int = CERTIFICATE_WORDS
-) -> list[int]:
-    """As `on_host.host_totals`. Waits for the device once, at the end, on the current stream.
+def device_totals(region: torch.Tensor, batches: Sequence[Batch], keys: Sequence[int]) -> list[int]:
+    """As `on_host.host_totals`, of slabs that were put together. Waits for the device once, at the end, on the current
+    stream.
 
-    Beside the region three tensors of `words_at_once` words are made, five where the rows are short.
+    Beside the region at most `CERTIFICATE_TENSORS` tensors are made, of as many 64-bit words as the largest batch has.
     """
     kind, kept = _UNSIGNED[region.element_size()]
     bits = region.view(kind)
-    pairs = _pairs(region) if any(slab.paired for slab in slabs) else bits
+    pairs = _pairs(region) if any(batch.paired for batch in batches) else bits
     totals = torch.zeros(len(keys), dtype=torch.int64, device=region.device)
-    widest = max((min(slab.rows * slab.width, words_at_once) for slab in slabs), default=0)
-    ramp = torch.arange(widest, dtype=torch.int64, device=region.device) * _signed(WEYL)
-    for slab in slabs:
-        for values, positions in _chunks(slab, pairs if slab.paired else bits, keys[slab.index], ramp, words_at_once):
-            words = values.to(torch.int64)
-            if kept and not slab.paired:
-                words &= kept
-            # A copy serves as scratch memory; what the region itself holds is only read.
-            scratch = torch.empty_like(positions) if words is values else words
-            totals[slab.index] += _mixed_sum(words, positions, scratch)
-            # Gone before the next ones are made.
-            del values, words, positions, scratch
+    tables = _keyed(batches, keys, region.device)
+    ramp = torch.arange(max((batch.width for batch in batches), default=0), dtype=torch.int64, device=region.device)
+    ramp *= _signed(WEYL)
+    for batch, table in zip(batches, tables, strict=True):
+        index, bases = _bases(batch, table)
+        values = _values(batch, pairs if batch.paired else bits)
+        words = values.to(torch.int64)
+        if kept and not batch.paired:
+            words &= kept
+        positions = bases[:, None] + ramp[: batch.width]
+        # A copy serves as scratch memory; what the region itself holds is only read.
+        scratch = torch.empty_like(positions) if words is values and len(batch.runs) == 1 else words
+        del values
+        totals.index_add_(0, index, _mixed_sums(words, positions, scratch))
+        # Gone before the next ones are made.
+        del index, bases, words, positions, scratch
     return [total & MASK for total in read(totals)]
+
+
+def _keyed(batches: Sequence[Batch], keys: Sequence[int], device: torch.device) -> Sequence[torch.Tensor]:
+    """For each batch int64 (4, runs) on the device: index, keyed position of the first piece, keyed step, count."""
+    if not batches:
+        return ()
+    whole = np.concatenate([batch.table for batch in batches], axis=1)
+    with np.errstate(over="ignore"):
+        placed = whole[1:3].astype(np.uint64) * _WEYL
+        placed[0] += np.array([key & MASK for key in keys], dtype=np.uint64)[whole[0]]
+    made = torch.from_numpy(np.stack([whole[0], *placed.view(np.int64), whole[3]])).to(device)
+    return made.split([len(batch.runs) for batch in batches], dim=1)
+
+
+def _bases(batch: Batch, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each piece: the index of its parameter, and its keyed position."""
+    index, first, step, count = table
+    pieces = batch.pieces
+    ordinal = torch.arange(pieces, dtype=torch.int64, device=table.device)
+    if len(batch.runs) == 1:
+        return index.expand(pieces), first + ordinal * step
+    # Told its size, it does not ask the device.
+    run = torch.repeat_interleave(count, output_size=pieces)
+    ordinal -= (count.cumsum(0) - count)[run]
+    return index[run], ordinal.mul_(step[run]).add_(first[run])
+
+
+def _values(batch: Batch, words: torch.Tensor) -> torch.Tensor:
+    """(pieces, width) of the region's words: its own memory where there is one run."""
+    parts = [words[run.offset : run.offset + run.count * batch.width] for run in batch.runs]
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return whole.view(batch.pieces, batch.width)
 
 
 def _pairs(region: torch.Tensor) -> torch.Tensor:
@@ -51,31 +87,14 @@ def _pairs(region: torch.Tensor) -> torch.Tensor:
     return (even.clone() if even.storage_offset() % 2 else even).view(torch.int64)
 
 
-def _chunks(
-    slab: Slab, words: torch.Tensor, key: int, ramp: torch.Tensor, most: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Bits and keyed positions of about `most` elements at a time, as rows and columns."""
-    first = key + slab.start * WEYL
-    whole = words[slab.offset : slab.offset + slab.rows * slab.width].view(slab.rows, slab.width)
-    columns_at_once, rows_at_once = min(slab.width, most), max(1, most // slab.width)
-    row_steps = torch.arange(min(rows_at_once, slab.rows), dtype=torch.int64, device=words.device)
-    row_steps *= _signed(slab.stride * WEYL)
-    for row in range(0, slab.rows, rows_at_once):
-        count = min(rows_at_once, slab.rows - row)
-        for column in range(0, slab.width, columns_at_once):
-            width = min(columns_at_once, slab.width - column)
-            base = row_steps[:count] + _signed(first + (row * slab.stride + column) * WEYL)
-            yield whole[row : row + count, column : column + width], base[:, None] + ramp[:width]
-
-
-def _mixed_sum(words: torch.Tensor, positions: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
-    """As on the host; `positions` and `scratch` are used up."""
+def _mixed_sums(words: torch.Tensor, positions: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+    """As on the host, of each piece; `positions` and `scratch` are used up."""
     mixed = positions.bitwise_xor_(words)
     for factor, shift in ROUNDS:
         mixed *= _signed(factor)
         torch.bitwise_right_shift(mixed, shift, out=scratch)
         mixed ^= scratch.bitwise_and_(MASK >> shift)
-    return mixed.sum()
+    return mixed.sum(1)
 
 
 def _signed(number: int) -> int:

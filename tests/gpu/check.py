@@ -52,12 +52,12 @@ class Part:
 
 PARTS = (
     Part("machine", 40, "what this machine has, and what is missing"),
-    Part("stream", 110, "one-sided reads between two processes on one device: edges, bandwidth, step time"),
+    Part("stream", 90, "one-sided reads between two processes on one device: edges, bandwidth, step time"),
     Part("collectives", 40, "each collective that Megatron uses, over the groups that ranks make"),
     Part("job", 130, "reference job by stop-and-copy and live, over host memory, with stages; both oracles"),
     Part("certificate", 30, "hashes on the device: the bits that numpy finds, and speed"),
-    Part("steps", 60, "step time of the reference job with and without a handoff beside it"),
-    Part("several", 70, "TP2xPP2 to PP3 and back, a GPU for each rank"),
+    Part("steps", 100, "step time of the reference job with and without a handoff beside it, and pauses"),
+    Part("several", 50, "TP2xPP2 to PP3 and back, a GPU for each rank"),
 )
 assert sum(part.limit_s for part in PARTS) <= TOTAL_S
 

@@ -1,4 +1,5 @@
-"""Part 6: how long steps of the reference job take, alone and while its state streams to another process beside it."""
+"""Part 6: how long steps of the reference job take, alone and while its state streams to another process beside it; and
+how long it pauses, by each rung."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from tests.cluster.rank_cluster import Cluster, RankSetup
 from tests.cluster.real_ranks_model import build_corpus, small_gpt
 from tests.gpu.check import Finding, Verdict
 from tests.gpu.handed_over import LIMIT_S, UNHURRIED
+from tests.liver_core.rank.support.chain import pause_of
 
 STEPS = 12
 SHAPES: dict[str, dict[str, Any]] = {
@@ -20,6 +22,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "cpu": {"num_layers": 2, "precision": "bf16"},
 }
 FIRST, SECOND = Member("a", 0), Member("b", 0)
+FURTHER = (("DP2", "bc", Rung.LIVE), ("TP2", "cd", Rung.LIVE), ("TP1", "c", Rung.STOP_AND_COPY))
+BETWEEN = 3
+"""Steps that each world takes at least before the next handoff begins."""
 
 
 def run(device: str) -> Finding:
@@ -42,11 +47,34 @@ def measure(cluster: Cluster) -> Finding:
     cluster.await_step(FIRST, cluster.steps(FIRST)[-1][1] + STEPS + 1, LIMIT_S)
     beside = latest_steps(cluster)
     cluster.complete(request, timeout_s=LIMIT_S)
+    pauses = [hand_over(cluster, *each) for each in FURTHER]
     cluster.stop()
     ratio = statistics.median(beside) / statistics.median(alone)
-    found = {"alone_s": alone, "streaming_s": beside, "ratio": ratio}
+    found = {"alone_s": alone, "streaming_s": beside, "ratio": ratio, "pauses": pauses}
     text = f"{statistics.median(alone) * 1e3:.1f} ms alone, {ratio:.2f} times that while another process follows"
-    return Finding(Verdict.PASSED, f"{text} (medians of {STEPS}; both share the device)", found)
+    text += f" (medians of {STEPS}; both share the device); pauses: "
+    text += ", ".join(f"{each['from']} to {each['to']} {each['how']} {each['pause_s'] * 1e3:.0f} ms" for each in pauses)
+    return Finding(Verdict.PASSED, text, found)
+
+
+def hand_over(cluster: Cluster, layout: str, nodes: str, rung: Rung) -> dict[str, Any]:
+    assert cluster.roster is not None
+    first = cluster.roster.members[0]
+    cluster.await_step(first, cluster.steps(first)[-1][1] + BETWEEN, LIMIT_S)
+    request = cluster.open(layout, nodes, deadline_s=4 * LIMIT_S, cutover=UNHURRIED, rung=rung)
+    cluster.await_stage(cluster.members(request), request, "prepared", LIMIT_S)
+    if rung is Rung.LIVE:
+        kept, reason = cluster.verdict(request.target.members[0], request)
+        assert kept == rung, f"to {layout} by {kept} instead: {reason}"
+    cluster.complete(request, timeout_s=LIMIT_S)
+    said = [cluster.stages(member, request.handoff_id)[-1][-1] for member in request.target.members]
+    return {
+        "from": str(request.source.layout),
+        "to": str(request.target.layout),
+        "how": str(rung),
+        "pause_s": pause_of(said),
+        "measures": said,
+    }
 
 
 def latest_steps(cluster: Cluster) -> list[float]:

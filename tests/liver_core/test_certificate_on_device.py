@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from liver_core.certificate import certificate_plan as plans
+from liver_core.certificate.batches import batches_of
 from liver_core.certificate.mixing import MASK
 from liver_core.certificate.on_device import device_totals
 from liver_core.certificate.on_host import CHUNK, host_totals
@@ -45,7 +49,7 @@ def test_any_box_of_any_dtype_has_the_sum_that_numpy_finds(case, dtype, key, pad
     slabs = list(slabs_of(ResidentBox("w", box, padding), shape, 0))
     numel = sum(slab.rows * slab.width for slab in slabs)
     region = random_region(padding + numel + 2, dtype, seed)
-    assert device_totals(region, slabs, (key,), most) == host_totals(region, slabs, (key,))
+    assert device_totals(region, batches_of(slabs, most), (key,)) == host_totals(region, slabs, (key,))
 
 
 @given(
@@ -55,7 +59,7 @@ def test_any_box_of_any_dtype_has_the_sum_that_numpy_finds(case, dtype, key, pad
 def test_pairs_too_wherever_the_region_begins(rows, width, start, between, key, begin, most, seed):
     slab = in_pairs(Slab(0, False, 2, 2 * start, rows, 2 * width, 2 * (width + between)))
     region = random_region(begin + 2 + 2 * rows * width + 1, torch.float32, seed)[begin:]
-    assert device_totals(region, [slab], (key,), most) == host_totals(region, [slab], (key,))
+    assert device_totals(region, batches_of([slab], most), (key,)) == host_totals(region, [slab], (key,))
 
 
 @pytest.mark.parametrize("width", [1, CHUNK - 1, CHUNK + 1, 3 * CHUNK])
@@ -64,18 +68,18 @@ def test_large_regions_of_several_parameters_have_the_same_sums_at_once(width):
     slabs = [Slab(1, False, 0, 5, rows, width, width + 3), Slab(0, False, rows * width, 0, 1, width, 0)]
     region = random_region((rows + 1) * width, torch.float32, width)
     keys = (MASK - 3, 0x9E3779B97F4A7C15, 7)
-    found = device_totals(region, slabs, keys)
+    found = device_totals(region, batches_of(slabs), keys)
     assert found == host_totals(region, slabs, keys) and found[2] == 0
 
 
 def test_no_slab_is_a_sum_of_zero():
-    assert device_totals(torch.zeros(0), [], (1, 2)) == [0, 0]
+    assert device_totals(torch.zeros(0), batches_of([]), (1, 2)) == [0, 0]
 
 
 def test_a_region_that_is_not_in_host_memory_stays_where_it_is(monkeypatch):
     """Only the numbers are read."""
     asked = []
-    monkeypatch.setattr(plans, "device_totals", lambda region, slabs, keys: asked.append(region.device.type) or [5])
+    monkeypatch.setattr(plans, "device_totals", lambda region, batches, keys: asked.append(region.device.type) or [5])
     monkeypatch.setattr(plans, "host_totals", lambda *_: pytest.fail("it would be copied to the host"))
     plan = plans.CertificatePlan([ResidentBox("w", Box((0,), (8,)), 0)], {"w": (8,)}, {"w": 3})
     assert plan.sums(torch.empty(8, device="meta"), "master").tolist() == [15]
@@ -88,6 +92,68 @@ def test_no_more_memory_is_taken_beside_the_region_than_is_planned(dtype, rows, 
     region = random_region(rows * width, dtype, 7)
     slab = Slab(0, False, 0, 0, rows, width, width + 1)
     with PeakMemory(known=[region]) as peak:
-        device_totals(region, [slab], [12345], CHUNK)
+        device_totals(region, batches_of([slab], CHUNK), [12345])
     assert tensors <= CERTIFICATE_TENSORS
     assert peak.peak <= 8 * CHUNK * (tensors + 0.1)
+
+
+def layers(count: int) -> list[Slab]:
+    """Of a small model: matrices that are whole, cut by rows and cut by columns, and short vectors, for each layer."""
+    made, offset = [], 0
+    for layer in range(count):
+        for name, (rows, width, stride) in enumerate(((1, 2048, 0), (1, 3000, 0), (16, 48, 96), (1, 64, 0), (1, 7, 0))):
+            index = 5 * layer + name
+            made.append(Slab(index, False, offset, 11 * index, rows, width, stride))
+            offset += rows * width
+    return made
+
+
+def numbers(slabs: list[Slab]) -> tuple[torch.Tensor, tuple[int, ...]]:
+    numel = max(slab.offset + slab.rows * slab.width for slab in slabs)
+    return random_region(numel, torch.float32, 5), tuple((slab.index * 0x9E3779B97F4A7C15) & MASK for slab in slabs)
+
+
+@pytest.mark.parametrize("most", [100, 5000, CERTIFICATE_WORDS])
+def test_parameters_that_are_summed_together_have_sums_of_their_own(most):
+    slabs = layers(12)
+    region, keys = numbers(slabs)
+    found = device_totals(region, batches_of(slabs, most), keys)
+    assert found == host_totals(region, slabs, keys) and len(set(found)) == len(slabs)
+
+
+def test_a_device_is_asked_as_often_for_forty_layers_as_for_four():
+    """Each time costs about 10 us, and a handoff waits for all of them."""
+    asked = []
+    for count in (4, 40):
+        slabs = layers(count)
+        region, keys = numbers(slabs)
+        batches = batches_of(slabs)
+        with Operations() as operations:
+            device_totals(region, batches, keys)
+        asked.append(operations.count)
+    assert asked[1] - asked[0] == len(SLICED) * (40 - 4), "but for the views of what is put together"
+    assert asked[0] < 250
+
+
+SLICED = ("2048", "2048 of 3000", "952 of 3000", "48", "64", "7")
+
+
+class Operations(TorchDispatchMode):
+    """Counts what a device would be asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_much_memory_is_not_taken_for_many_short_rows_either():
+    slabs = [Slab(0, False, 2 * at * CHUNK, 3 * at, 2 * CHUNK, 1, 5) for at in range(4)]
+    region = random_region(8 * CHUNK, torch.float32, 7)
+    with PeakMemory(known=[region]) as peak:
+        found = device_totals(region, batches_of(slabs, CHUNK), [12345])
+    assert found == host_totals(region, slabs, [12345])
+    assert peak.peak <= 8 * CHUNK * CERTIFICATE_TENSORS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,11 +53,8 @@ class Chain:
         return assemble_weights(weights, self.manifest, ranks[0]["layout"])
 
     def pause_s(self, generation: int) -> float:
-        """Latest first forward minus latest end of gradient reduction, minus an ordinary step's optimizer time."""
-        said = self.measures[generation]
-        reduced = max(measures["reduced_at_utc"] for measures in said if "reduced_at_utc" in measures)
-        optimizer = max(measures.get("optimizer_s", 0.0) for measures in said)
-        return max(measures["first_forward_at_utc"] for measures in said) - reduced - optimizer
+        """Of the handoff to this generation."""
+        return pause_of(self.measures[generation])
 
     def losses(self) -> dict[int, float]:
         return {step: loss for _, step, loss, _, _ in self.steps}
@@ -67,6 +65,14 @@ class Chain:
     def handed_step(self, generation: int) -> int:
         """The step that this generation applied first, with the gradients of the one before."""
         return min(step for number, step, *_ in self.steps if number == generation)
+
+
+def pause_of(said: Sequence[Mapping[str, float]]) -> float:
+    """Latest first forward minus latest end of gradient reduction, minus an ordinary step's optimizer time; seconds.
+    `said`: the measures of all members."""
+    reduced = max(measures["reduced_at_utc"] for measures in said if "reduced_at_utc" in measures)
+    optimizer = max(measures.get("optimizer_s", 0.0) for measures in said)
+    return max(measures["first_forward_at_utc"] for measures in said) - reduced - optimizer
 
 
 def run_chain(
