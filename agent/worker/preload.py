@@ -8,15 +8,16 @@ warnings.filterwarnings("ignore", message=".*(Transformer Engine|Apex).*")
 
 import torch  # noqa: E402
 
+from liver_core.device.unasked import cuda_unasked  # noqa: E402
 from liver_core.worlds import cpu_compat  # noqa: E402
 
 torch.set_num_threads(1)
-if not torch.cuda.is_available():
-    cpu_compat.apply()
-
-# Megatron binds names when it is imported, so the patches come first.
-from liver_core.rank import loop  # noqa: E402
-from liver_core.training import gpt  # noqa: E402
-from liver_core.transport import endpoint, nixl  # noqa: E402
+with cuda_unasked() as gpu_is_here:
+    if not gpu_is_here:
+        cpu_compat.apply()
+    # Megatron binds names when it is imported, so the patches come first.
+    from liver_core.rank import loop
+    from liver_core.training import gpt
+    from liver_core.transport import endpoint, nixl
 
 __all__ = ["endpoint", "gpt", "loop", "nixl"]

@@ -10,16 +10,17 @@ warnings.simplefilter("ignore")
 
 import torch  # noqa: E402  (reads the environment)
 
+from liver_core.device.unasked import cuda_unasked  # noqa: E402
 from liver_core.worlds import cpu_compat  # noqa: E402
 
 torch.set_num_threads(1)
-if not torch.cuda.is_available():
-    cpu_compat.apply()
+with cuda_unasked() as gpu_is_here:
+    if not gpu_is_here:
+        cpu_compat.apply()
+    from liver_core.rank import loop  # (patched before Megatron is imported)
+    from liver_core.training import gpt
+    from liver_core.transport import nixl
+    from liver_core.worlds.megatron import prepare_process
 
-from liver_core.rank import loop  # noqa: E402  (patched before Megatron is imported)
-from liver_core.training import gpt  # noqa: E402
-from liver_core.transport import nixl  # noqa: E402
-from liver_core.worlds.megatron import prepare_process  # noqa: E402
-
-prepare_process()
+    prepare_process()
 __all__ = ["gpt", "loop", "nixl"]
