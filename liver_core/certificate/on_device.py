@@ -33,7 +33,7 @@ def device_totals(region: torch.Tensor, batches: Sequence[Batch], keys: Sequence
     ramp = torch.arange(max((batch.width for batch in batches), default=0), dtype=torch.int64, device=region.device)
     ramp *= _signed(WEYL)
     for batch, table in zip(batches, tables, strict=True):
-        index, bases = _bases(batch, table)
+        index, bases = _places(batch, table)
         values = _values(batch, pairs if batch.paired else bits)
         words = values.to(torch.int64)
         if kept and not batch.paired:
@@ -42,9 +42,13 @@ def device_totals(region: torch.Tensor, batches: Sequence[Batch], keys: Sequence
         # A copy serves as scratch memory; what the region itself holds is only read.
         scratch = torch.empty_like(positions) if words is values and len(batch.runs) == 1 else words
         del values
-        totals.index_add_(0, index, _mixed_sums(words, positions, scratch))
+        mixed = _mixed(words, positions, scratch)
+        if len(batch.runs) == 1:
+            totals[batch.runs[0].index] += mixed.sum()
+        else:
+            totals.index_add_(0, index, mixed.sum(1))
         # Gone before the next ones are made.
-        del index, bases, words, positions, scratch
+        del index, bases, words, positions, scratch, mixed
     return [total & MASK for total in read(totals)]
 
 
@@ -60,13 +64,13 @@ def _keyed(batches: Sequence[Batch], keys: Sequence[int], device: torch.device) 
     return made.split([len(batch.runs) for batch in batches], dim=1)
 
 
-def _bases(batch: Batch, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each piece: the index of its parameter, and its keyed position."""
+def _places(batch: Batch, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each piece: the index of its parameter (not where all have the same), and its keyed position."""
     index, first, step, count = table
     pieces = batch.pieces
     ordinal = torch.arange(pieces, dtype=torch.int64, device=table.device)
     if len(batch.runs) == 1:
-        return index.expand(pieces), first + ordinal * step
+        return index, ordinal.mul_(step).add_(first)
     # Told its size, it does not ask the device.
     run = torch.repeat_interleave(count, output_size=pieces)
     ordinal -= (count.cumsum(0) - count)[run]
@@ -87,14 +91,14 @@ def _pairs(region: torch.Tensor) -> torch.Tensor:
     return (even.clone() if even.storage_offset() % 2 else even).view(torch.int64)
 
 
-def _mixed_sums(words: torch.Tensor, positions: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
-    """As on the host, of each piece; `positions` and `scratch` are used up."""
+def _mixed(words: torch.Tensor, positions: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+    """As on the host, of each word; `positions` and `scratch` are used up."""
     mixed = positions.bitwise_xor_(words)
     for factor, shift in ROUNDS:
         mixed *= _signed(factor)
         torch.bitwise_right_shift(mixed, shift, out=scratch)
         mixed ^= scratch.bitwise_and_(MASK >> shift)
-    return mixed.sum(1)
+    return mixed
 
 
 def _signed(number: int) -> int:

@@ -22,10 +22,10 @@ from liver_core.device import DeviceWait, settle
 from liver_core.device import read as on_host
 from liver_core.device.landed import flush_landed
 from liver_core.device.rank_device import own_device
+from liver_core.transport.landing_slots import BATCH_BYTES_MAX as STAGED_BYTES_MAX
+from liver_core.transport.landing_slots import LandingSlots
 from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout
 from liver_core.transport.regions import Address, Regions, Table, as_bytes, batches, check_reads
-from liver_core.transport.stage import BATCH_BYTES_MAX as STAGED_BYTES_MAX
-from liver_core.transport.stage import Stage
 from liver_core.transport.ucx import (
     TOKEN_BYTES,
     Descriptors,
@@ -135,7 +135,7 @@ class NixlTransport:
         """By kind of memory. Reads of host memory prove nothing of the wires to a device."""
         self._landings = {"DRAM": torch.zeros(TOKEN_BYTES, dtype=torch.uint8)}
         """By kind of memory, since UCX reads one-sidedly only into the kind that it reads."""
-        self._stage: Stage | None = None
+        self._slots: LandingSlots | None = None
         self._peers: dict[int, _NixlPeer] = {}
         self._kept: dict[tuple[Read, ...], tuple[_Progress, ...]] = {}
         self._server: NixlAgent | None = None
@@ -407,28 +407,28 @@ class NixlTransport:
     def _has_room(self, post: _Post) -> bool:
         """Whether it may be posted now. One that is staged has its slot then."""
         if post.staged and post.slot is None:
-            if self._stage is None:
-                self._stage = Stage(own_device())
-                self._reading().register(self._stage.memory)
-            post.slot = self._stage.take()
+            if self._slots is None:
+                self._slots = LandingSlots(own_device())
+                self._reading().register(self._slots.memory)
+            post.slot = self._slots.take()
         return not post.staged or post.slot is not None
 
     def _unload(self, post: _Post) -> None:
-        assert self._stage is not None and post.slot is not None, "it has landed there"
+        assert self._slots is not None and post.slot is not None, "it has landed there"
         ((kind, table),) = post.parts
-        self._stage.unload(post.slot, table, as_bytes(self._regions.targets[kind]))
+        self._slots.unload(post.slot, table, as_bytes(self._regions.targets[kind]))
 
     def _give_back(self, post: _Post) -> None:
-        if self._stage is not None and post.slot is not None:
-            self._stage.give_back(post.slot)
+        if self._slots is not None and post.slot is not None:
+            self._slots.give_back(post.slot)
             post.slot = None
 
     def _ends(self, known: _NixlPeer, post: _Post) -> tuple[Descriptors, Descriptors]:
         """Of all parts, which lie in one kind of memory at each end."""
         here, there = zip(*(self._ends_of(known, kind, table) for kind, table in post.parts), strict=True)
-        if self._stage is not None and post.slot is not None:
+        if self._slots is not None and post.slot is not None:
             ((_, table),) = post.parts
-            here = (Descriptors(_memory_of(self._stage.memory), self._stage.packed(post.slot, table)),)
+            here = (Descriptors(_memory_of(self._slots.memory), self._slots.packed(post.slot, table)),)
         return _one(here), _one(there)
 
     def _ends_of(self, known: _NixlPeer, kind: str, table: Table) -> tuple[Descriptors, Descriptors]:
@@ -457,7 +457,7 @@ class NixlTransport:
         self._kept.clear()
         if self._reader is not None:
             self._reader.close()
-            self._reader = self._stage = None
+            self._reader = self._slots = None
 
     def _poll(self, server: NixlAgent) -> None:
         while not self._stop.wait(self._period_s):

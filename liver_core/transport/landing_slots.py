@@ -21,7 +21,7 @@ _COPIED_ALONE_MAX = 64
 """So many runs are copied one by one; more come over as one, and the host spreads them."""
 
 
-class Stage:
+class LandingSlots:
     """`memory`: uint8 of SLOTS * SLOT_BYTES on `device`. One thread uses it."""
 
     def __init__(self, device: torch.device) -> None:

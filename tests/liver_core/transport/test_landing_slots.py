@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from liver_core.transport import nixl
+from liver_core.transport.landing_slots import SLOT_BYTES, SLOTS, LandingSlots
 from liver_core.transport.nixl import NixlTransport, _Post, must_stage
 from liver_core.transport.protocol import Read, TransportError
-from liver_core.transport.stage import SLOT_BYTES, SLOTS, Stage
 from tests.liver_core.transport.ranks import Rank, Run, run_ranks
 from tests.liver_core.transport.test_contract import (
     NUMEL,
@@ -53,7 +53,7 @@ def test_a_read_that_fails_keeps_no_slot():
 
 @pytest.mark.parametrize("runs", [1, 64, 65, 500])
 def test_runs_are_packed_in_a_slot_and_spread_from_there(runs: int):
-    stage = Stage(torch.device("cpu"))
+    stage = LandingSlots(torch.device("cpu"))
     slots = [stage.take(), stage.take(), stage.take()]
     assert slots[2] is None and len(set(slots)) == SLOTS + 1
     slot = slots[0]
@@ -96,7 +96,7 @@ def read_many_batches(rank: Rank) -> bool:
     report = endpoint.read([Read(1 - rank.rank, "master", (Run(0, 0, NUMEL),))], soon(10))
     assert report.bytes == 4 * NUMEL
     assert same_bits(target, numbers(1 - rank.rank))
-    assert endpoint._stage is not None and free(endpoint._stage) == SLOTS
+    assert endpoint._slots is not None and free(endpoint._slots) == SLOTS
     leave(rank, endpoint)
     return True
 
@@ -115,12 +115,12 @@ def read_from_one_that_is_gone(rank: Rank) -> bool:
     for _ in range(SLOTS + 1):
         with pytest.raises(TransportError):
             endpoint.read(read, soon(5))
-        assert endpoint._stage is None or free(endpoint._stage) == SLOTS
+        assert endpoint._slots is None or free(endpoint._slots) == SLOTS
     leave(rank, endpoint)
     return True
 
 
-def free(stage: Stage) -> int:
+def free(stage: LandingSlots) -> int:
     slots = [stage.take() for _ in range(SLOTS + 1)]
     taken = [slot for slot in slots if slot is not None]
     for slot in taken:
