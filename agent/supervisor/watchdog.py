@@ -15,6 +15,8 @@ STOPPED_LEAST_S = 5.0
 """Ranks miss a peer after no less than this, so what was stopped for less was not missed."""
 STOP_COUNTS_S = 30.0
 """Ranks wait for each other for no longer than this: what they miss later is not for a stop before."""
+AWAY_S = 5.0
+"""Who looks about once a second and has not for so long was away itself, and has heard nobody."""
 STOP_SHOWS_S = 5.0
 """For so long after it went on, or until its next step, a stop is still told: others may just be giving up."""
 
@@ -30,6 +32,7 @@ class RankPulse:
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
     stopped_at: float | None = None
     resumed_at: float | None = None
+    looked_at: float | None = None
 
     def beat(self, now: float) -> None:
         """Record a sign of progress."""
@@ -53,7 +56,11 @@ class RankPulse:
         return max(LEAST_S, FACTOR * median(self.seconds))
 
     def look(self, now: float, *, stopped: bool) -> None:
-        """Record whether the process is stopped. Call about once a second."""
+        """Record whether the process is stopped. Call about once a second: time in which nobody looked does not count
+        against the rank, since it was the agent that stood still."""
+        if self.looked_at is not None and now - self.looked_at > AWAY_S:
+            self.beat_at = now
+        self.looked_at = now
         if stopped and (self.stopped_at is None or self.resumed_at is not None):
             self.stopped_at, self.resumed_at = now, None
         elif not stopped and self.stopped_at is not None and self.resumed_at is None:

@@ -31,6 +31,9 @@ STEPPING_S = 5.0
 """A step this recent shows that every rank of the job lives."""
 AHEAD_BY_OTHERS_S = 120.0
 """So long nodes that are no members are believed that a next world trains, without a report of how it came to be."""
+GONE_PATIENCE_S = 120.0
+"""After the last step. A node that is not heard may be cut off, or its agent stopped, while its ranks train; and
+suspending the job would save nothing for as long as nothing could start."""
 
 
 def next_action(view: JobView, limits: JobLimits) -> Action:
@@ -145,7 +148,10 @@ def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
     # All ranks step together: while steps are made, the ranks of a node live, whatever became of its agent.
     steps = view.state is JobState.RUNNING and stalled_s <= max(STEPPING_S, limits.stall_steps * view.step_s)
     if gone and not steps:
-        return Loss(f"{', '.join(gone[:8])} disappeared without a handoff", _of_node(gone[0], view))
+        announced = {item.node_id for item in view.leaving} & set(gone)
+        may_pass = view.state is JobState.RUNNING and stalled_s <= GONE_PATIENCE_S and not announced
+        text = f"{', '.join(gone[:8])} disappeared without a handoff"
+        return Loss(text, _of_node(gone[0], view), may_pass=may_pass)
     # Of steps made before the service listened again, it may not have heard yet.
     heard_s = (view.now - view.listening_since).total_seconds() if view.listening_since else stalled_s
     if silent and min(stalled_s, heard_s) > max(limits.stall_after_s, limits.stall_steps * view.step_s):
@@ -172,7 +178,7 @@ def _needed(view: JobView, nodes: tuple[str, ...]) -> tuple[str, ...]:
 def _fall_back(view: JobView, limits: JobLimits, lost: Loss) -> Action:
     """The checkpoint rung: start a generation from the last checkpoint; else suspend the job, or fail it."""
     if lost.may_pass and view.restart.target is None:
-        # Nothing could start without them, so that waiting costs nothing: within seconds they are heard again or gone.
+        # Nothing could start without them, so that waiting costs nothing.
         return Action(Do.NOTHING, f"{lost.reason}; they may come back: {view.restart.reason}", look_again_s=1.0)
     return _start_again(view, limits, lost)
 

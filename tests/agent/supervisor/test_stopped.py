@@ -16,7 +16,7 @@ from agent.protocol.rank import Failed, StageReport, StepReport
 from agent.supervisor.process import ProcessIdentity, is_stopped, read_start_time
 from agent.supervisor.records import RankRecord, RankState, SlotKey
 from agent.supervisor.supervisor import Supervisor
-from agent.supervisor.watchdog import STOP_COUNTS_S, STOP_SHOWS_S, STOPPED_LEAST_S, RankPulse
+from agent.supervisor.watchdog import LEAST_S, STOP_COUNTS_S, STOP_SHOWS_S, STOPPED_LEAST_S, RankPulse
 from liver_core.handoff import FailedPart, FailureCause, RankStage, Reason
 from tests.agent.waiting import eventually
 
@@ -45,6 +45,21 @@ def test_a_process_is_seen_to_be_stopped_and_to_go_on() -> None:
         child.kill()
         child.wait()
     assert not is_stopped(identity)
+
+
+def test_time_in_which_the_agent_itself_stood_still_does_not_count_against_its_ranks() -> None:
+    pulse = RankPulse(started_at=0.0)
+    for step in range(1, 5):
+        pulse.stepped(float(step), step, 1.0)
+        pulse.look(float(step), stopped=False)
+    assert pulse.limit_s() == LEAST_S
+    pulse.look(5.0 + LEAST_S, stopped=False)
+    assert pulse.hang_reason(5.0 + LEAST_S) == "", (
+        "the agent comes back after 31 s, and has not read what the rank said"
+    )
+    for second in range(int(LEAST_S) + 1):
+        pulse.look(6.0 + LEAST_S + second, stopped=False)
+    assert "no step after step 4" in pulse.hang_reason(6.0 + 2 * LEAST_S), "it says nothing from then on either"
 
 
 def test_a_stop_counts_once_a_peer_could_have_missed_the_rank_and_until_its_next_step() -> None:

@@ -13,7 +13,7 @@ from liver_core.layout import Member, ParallelLayout
 from service.handoffs.rules import Declined, OpenHandoff, accepts_active, went_through
 from service.jobs.causes import FailedPart, FirstCause
 from service.jobs.crashes import RankError
-from service.jobs.rules import SUSPENDED_BECAUSE_CHARS_MAX, deadline_of, next_action
+from service.jobs.rules import GONE_PATIENCE_S, SUSPENDED_BECAUSE_CHARS_MAX, deadline_of, next_action
 from service.jobs.tables import ENDED, JobState, SourceKind
 from service.jobs.view import Action, Checkpoint, Do, JobLimits, JobView, Leaving, Loss
 from service.planner.inputs import PlannerDecision, PlannerVerdict, World
@@ -316,15 +316,30 @@ def test_every_loss_has_its_cause_typed(changes, cause):
 
 
 def test_a_lost_world_without_enough_nodes_suspends():
-    action = act(view(gone=("c",), last_step_at=at(-30), restart=NOTHING_FITS))
+    lost = view(gone=("c",), last_step_at=at(-1 - GONE_PATIENCE_S), restart=NOTHING_FITS)
+    action = act(lost)
     assert (action.do, action.reason) == (Do.SUSPEND, "c disappeared without a handoff; 1 nodes are ready")
+
+
+def test_nodes_that_are_gone_may_come_back_with_their_ranks_while_nothing_could_start_without_them():
+    lost = view(gone=("c",), last_step_at=at(1 - GONE_PATIENCE_S), restart=NOTHING_FITS)
+    waits = act(lost)
+    assert (waits.do, waits.look_again_s) == (Do.NOTHING, 1.0)
+    assert waits.reason == "c disappeared without a handoff; they may come back: 1 nodes are ready"
+    assert act(replace(lost, gone=())).do is Do.NOTHING, "it is heard again, and trains"
+    assert act(view(gone=("c",), last_step_at=at(-30))).do is Do.START, "something could start"
+    taken = replace(lost, leaving=(Leaving("c", at(-1), None),))
+    assert act(taken).do is Do.SUSPEND, "it was announced to go"
+    starting = replace(lost, state=JobState.STARTING, state_changed_at=at(-1 - GONE_PATIENCE_S))
+    assert act(starting).do is Do.SUSPEND, "it never trained"
 
 
 def test_nodes_that_are_only_silent_are_waited_for_where_nothing_could_start_without_them():
     waits = act(view(silent=("b", "c"), last_step_at=at(-21), restart=NOTHING_FITS))
     assert (waits.do, waits.look_again_s) == (Do.NOTHING, 1.0)
     assert waits.reason == "b, c are silent and no step was made for 21 s; they may come back: 1 nodes are ready"
-    assert act(view(silent=("b",), gone=("c",), last_step_at=at(-21), restart=NOTHING_FITS)).do is Do.SUSPEND
+    gone = view(silent=("b",), gone=("c",), last_step_at=at(-1 - GONE_PATIENCE_S), restart=NOTHING_FITS)
+    assert act(gone).do is Do.SUSPEND
     broken = (RankError("rank 0 on node a is failed: x", "x", "a", 0, 50),)
     assert act(view(silent=("b", "c"), errors=broken, restart=NOTHING_FITS)).do is Do.SUSPEND
 
@@ -421,7 +436,7 @@ def test_a_job_that_starts_over_for_want_of_a_checkpoint_says_how_many_steps_tha
 
 
 def test_a_suspended_job_says_why_while_it_waits_and_when_it_starts_again():
-    lost = act(view(gone=("b", "c"), last_step_at=at(-21), restart=NOTHING_FITS))
+    lost = act(view(gone=("b", "c"), last_step_at=at(-1 - GONE_PATIENCE_S), restart=NOTHING_FITS))
     assert lost.suspended_because == "b, c disappeared without a handoff"
     noticed = act(view(leaving=(Leaving("c", at(-30), None),), decision=NOTHING_FITS))
     assert (noticed.do, noticed.suspended_because) == (Do.SUSPEND, "c will go")
