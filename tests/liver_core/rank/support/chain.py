@@ -171,8 +171,9 @@ def assert_as_megatron_loads(
             assert tensors.keys() == ours[name].keys() == {"param", "exp_avg", "exp_avg_sq", "step"}
             for kind, tensor in tensors.items():
                 assert tensor.tobytes() == ours[name][kind].tobytes(), f"rank {rank}: {kind} of {name}"
-        for name, bits in loaded["weights"].items() if gathered is not None else ():
-            assert bits.tobytes() == gathered[rank]["weights"][name].tobytes(), f"rank {rank}: weight {name}"
+        if gathered is not None:
+            for name, bits in loaded["weights"].items():
+                assert bits.tobytes() == gathered[rank]["weights"][name].tobytes(), f"rank {rank}: weight {name}"
 
 
 def _load_all(rank: int, port: int, setup: RankSetup, checkpoints: list[tuple[str, str]]) -> list[Any]:
