@@ -19,6 +19,8 @@ READY_S = 180.0
 """Importing torch and megatron from a cold disk on a busy machine takes a minute and more."""
 
 ANSWER_S = 30.0
+READ_S = 1.0
+"""After a limit, to read what has come by then."""
 CONNECT_RETRY_S = 0.05
 LINE_BYTES_MAX = 8 * 1024 * 1024
 
@@ -139,9 +141,13 @@ class ZygoteClient:
             async with asyncio.timeout(timeout_s):
                 self._writer.write(json.dumps({**request, "request": key}).encode() + b"\n")
                 await self._writer.drain()
-                answer = await waiting
+                answer = await asyncio.shield(waiting)
         except TimeoutError:
-            raise ZygoteError(f"the zygote did not answer {request['op']} in {timeout_s:g} s") from None
+            # An agent that stood still finds its limit over before it has read the answer that came meanwhile.
+            await asyncio.wait([waiting], timeout=READ_S)
+            if not waiting.done():
+                raise ZygoteError(f"the zygote did not answer {request['op']} in {timeout_s:g} s") from None
+            answer = waiting.result()
         except OSError as error:
             raise ZygoteError(f"the connection to the zygote is lost: {error}") from None
         finally:

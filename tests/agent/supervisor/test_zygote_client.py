@@ -1,0 +1,67 @@
+"""What an agent makes of the answers of its zygote, spoken to by a thread of the test."""
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.supervisor.process import own_identity
+from agent.supervisor.zygote_client import ZygoteClient, ZygoteError
+from tests.agent.waiting import quick_directory
+
+LIMIT_S, STANDS_STILL_S = 0.2, 0.5
+
+
+@pytest.fixture
+def path() -> Iterator[str]:
+    folder = quick_directory()
+    yield str(folder / "zygote.sock")
+    shutil.rmtree(Path(folder))
+
+
+def serve(listener: socket.socket, *, answers: bool) -> None:
+    """A hello, then an answer to each request until the client is gone."""
+    connection, _ = listener.accept()
+    with connection, connection.makefile("rw") as stream:
+        print(json.dumps({"op": "hello"}), file=stream, flush=True)
+        for line in stream:
+            if answers:
+                print(json.dumps({"op": "done", "request": json.loads(line)["request"]}), file=stream, flush=True)
+
+
+async def ask(path: str, *, stands_still: bool) -> None:
+    client = ZygoteClient(path, on_exit=lambda exited: None)
+    await client.connect(own_identity(), timeout_s=10.0)
+    try:
+        if stands_still:
+            # As SIGSTOP does it: the request is on its way, and nothing runs here until the limit is over.
+            asyncio.get_running_loop().call_soon(threading.Event().wait, STANDS_STILL_S)
+        await client._ask({"op": "forget", "pids": [os.getpid()]}, LIMIT_S)
+    finally:
+        await client.close()
+
+
+@pytest.mark.parametrize("stands_still", [True, False])
+def test_an_agent_that_stood_still_past_the_limit_reads_the_answer_that_came_meanwhile(path: str, stands_still: bool):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(1)
+        thread = threading.Thread(target=serve, args=(listener,), kwargs={"answers": True}, daemon=True)
+        thread.start()
+        asyncio.run(ask(path, stands_still=stands_still))
+        thread.join(5)
+
+
+def test_a_zygote_that_does_not_answer_is_given_up_after_the_limit(path: str):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(1)
+        threading.Thread(target=serve, args=(listener,), kwargs={"answers": False}, daemon=True).start()
+        with pytest.raises(ZygoteError, match=r"did not answer forget in 0.2 s"):
+            asyncio.run(ask(path, stands_still=False))
