@@ -122,7 +122,7 @@ def test_parameters_that_are_summed_together_have_sums_of_their_own(most):
 
 
 def test_a_device_is_asked_as_often_for_forty_layers_as_for_four():
-    """Each time costs about 10 us, and a handoff waits for all of them."""
+    """A handoff waits for every time."""
     asked = []
     for count in (4, 40):
         slabs = layers(count)
