@@ -13,7 +13,7 @@ from liver_core.certificate.batches import Batch, batches_of
 from liver_core.certificate.mixing import MASK, PAIR_BYTES
 from liver_core.certificate.on_device import device_totals
 from liver_core.certificate.on_host import host_totals
-from liver_core.certificate.slabs import in_pairs, slabs_of
+from liver_core.certificate.slabs import Slab, in_pairs, slabs_of
 from liver_core.device import is_host
 from liver_core.layout import ResidentBox
 
@@ -56,6 +56,13 @@ class CertificatePlan:
         self._batches: dict[bool, tuple[Batch, ...]] = {}
         """By whether they are pairs; made where a region lies on a device."""
 
+    def get_ready(self, regions: Iterable[torch.Tensor]) -> None:
+        """Make now what the first sums of such regions would have to make, in the pause perhaps. A region need not have
+        its memory yet."""
+        for region in regions:
+            if not is_host(region.device):
+                self._batches_of(region)
+
     def sums(self, region: torch.Tensor, kind: str) -> np.ndarray:
         """uint64 sum of each parameter over the boxes of this plan, zero where it has none.
 
@@ -69,16 +76,26 @@ class CertificatePlan:
             raise ValueError(
                 f"region of {kind!r} has {region.numel()} elements, boxes reach {self._region_numel_least}"
             )
-        paired, keys = 2 * region.element_size() == PAIR_BYTES, _keys(self.parameters, kind)
-        slabs = self._by_pair if paired else self._by_element
+        keys = _keys(self.parameters, kind)
         if is_host(region.device):
-            totals = host_totals(region.detach(), slabs, keys)
+            totals = host_totals(region.detach(), self._slabs_of(region), keys)
         else:
-            if paired not in self._batches:
-                self._batches[paired] = batches_of(slabs)
-            totals = device_totals(region.detach(), self._batches[paired], keys)
+            totals = device_totals(region.detach(), self._batches_of(region), keys)
         counted = zip(totals, self._times, strict=True)
         return np.array([total * times & MASK for total, times in counted], dtype=np.uint64)
+
+    def _slabs_of(self, region: torch.Tensor) -> tuple[Slab, ...]:
+        return self._by_pair if _is_paired(region) else self._by_element
+
+    def _batches_of(self, region: torch.Tensor) -> tuple[Batch, ...]:
+        paired = _is_paired(region)
+        if paired not in self._batches:
+            self._batches[paired] = batches_of(self._slabs_of(region))
+        return self._batches[paired]
+
+
+def _is_paired(region: torch.Tensor) -> bool:
+    return 2 * region.element_size() == PAIR_BYTES
 
 
 @cache

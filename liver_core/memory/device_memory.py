@@ -70,14 +70,16 @@ class HandoffMemory:
     """Bytes of the fullest rank that trains while the next world is made beside it.
 
     `present`, `following`: the two worlds, each as it trains. `stream`: the least that streaming takes, None where
-    there is no room for it: then the state is copied in the pause. `choices`: what of the next world may wait on the
-    device, most first; `waits`: what does, None where there is no room in any way, and `refusal` says why.
+    there is no room for it: then the state is copied in the pause. `landing`: where reads land on their way to host
+    memory. `choices`: what of the next world may wait on the device, most first; `waits`: what does, None where there
+    is no room in any way, and `refusal` says why.
     """
 
     present: RankMemory
     following: RankMemory
     stream: Streaming | None
     certificate: int
+    landing: int
     choices: tuple[MemoryPlacement, ...]
     waits: MemoryPlacement | None = None
     refusal: str = ""
@@ -91,7 +93,7 @@ class HandoffMemory:
         """The most on the device before the cutover, and after it, where so much waits there. The communicators of the
         world that trained are there for a while afterwards."""
         tiles = replay_bytes(self.stream.tile_elements, waits.staged_kinds) if self.stream else 0
-        extra = self.following.nccl + self.ring + tiles + self.certificate
+        extra = self.following.nccl + self.ring + tiles + self.certificate + self.landing
         return max(self.present.total + extra + waits.device_bytes, self.following.total + self.present.nccl)
 
 
@@ -145,9 +147,10 @@ def handoff_memory(
     wanted = areas(manifest_of(training.model), target, following.stage)
     ring = ring_bytes(present.region // BYTES_PER_ELEMENT, DEPTH_LEAST)
     stream = least_streaming(ring, following.region // BYTES_PER_ELEMENT)
-    training_bytes = present.total + following.nccl + overheads.certificate
+    beside = (overheads.certificate, overheads.landing)
+    training_bytes = present.total + following.nccl + sum(beside)
     room = Room(device_bytes - training_bytes, host_bytes, held_bytes=present.state, stream=stream)
-    found = HandoffMemory(present, following, stream, overheads.certificate, in_turn(wanted))
+    found = HandoffMemory(present, following, stream, *beside, in_turn(wanted))
     for layout, alone in ((source, training_bytes), (target, following.total + present.nccl)):
         if alone > device_bytes:
             return replace(found, refusal=f"{layout} alone needs {alone} bytes on a rank, a device has {device_bytes}")

@@ -12,6 +12,8 @@ CERTIFICATE_WORDS = 4 * 2**20
 CERTIFICATE_TENSORS = 5
 """Of so many words each: three, and two more where a region's rows are short (`certificate.on_device`)."""
 MIB = 2**20
+LANDING_BYTES = 32 * MIB
+"""What is read from other GPUs lands in so much on this one where its target waits in host memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +24,14 @@ class DeviceOverheads:
     multiplies (NVIDIA, cuBLAS documentation, `cublasSetWorkspace`); training's does, and that of a replayed step may.
     nccl_per_world: the communicators of one world, which share the resources of one (`worlds.nccl_groups`); 7 GB where
     each has its own (measured by others on 8 H100s in TP2xPP2xDP2). A world of one rank has none. certificate: while
-    the state is summed.
+    the state is summed. landing: while state is read for host memory.
     """
 
     context: int = 500_000_000
     workspaces: int = 2 * 32 * MIB
     nccl_per_world: int = 2_000_000_000
     certificate: int = CERTIFICATE_TENSORS * CERTIFICATE_WORDS * 8
+    landing: int = LANDING_BYTES
 
     def nccl(self, world_size: int) -> int:
         """Of one world."""
@@ -39,11 +42,12 @@ def default_budget(free_bytes: int, total_bytes: int, world_size: int, overheads
     """What a handoff may add to a device of which `free_bytes` of `total_bytes` are free, where no limit is given.
 
     Free is what the driver says while the present world trains: what its steps need at their peak is not free. Left out
-    are the communicators of the next world, the certificate, and a part of the device that its allocator may lose
-    between blocks.
+    are the communicators of the next world, the certificate, where reads land that go on to host memory, and a part of
+    the device that its allocator may lose between blocks.
     """
     overheads = overheads or DeviceOverheads()
-    return max(0, free_bytes - overheads.nccl(world_size) - overheads.certificate - total_bytes // SCATTERED_SHARE)
+    taken = overheads.nccl(world_size) + overheads.certificate + overheads.landing
+    return max(0, free_bytes - taken - total_bytes // SCATTERED_SHARE)
 
 
 SCATTERED_SHARE = 64

@@ -59,13 +59,17 @@ def source_certificate_plan(live: LiveState, target: ParallelLayout) -> Certific
     counted = [box for box in live.resident() if first or specs[box.parameter].tp_dim is not None]
     times = {name: target.tp for name, spec in specs.items() if spec.tp_dim is None}
     paired = paired_parameters(live.manifest, live.layout, target)
-    return CertificatePlan(counted, {name: spec.shape for name, spec in specs.items()}, times, paired)
+    plan = CertificatePlan(counted, {name: spec.shape for name, spec in specs.items()}, times, paired)
+    plan.get_ready(live.regions.values())
+    return plan
 
 
 def target_certificate_plan(live: LiveState, source: ParallelLayout) -> CertificatePlan:
     """The same for a target, where every copy counts."""
     shapes = {spec.name: spec.shape for spec in live.manifest.parameters}
-    return CertificatePlan(live.resident(), shapes, paired=paired_parameters(live.manifest, source, live.layout))
+    plan = CertificatePlan(live.resident(), shapes, paired=paired_parameters(live.manifest, source, live.layout))
+    plan.get_ready(live.regions.values())
+    return plan
 
 
 @dataclass(slots=True)

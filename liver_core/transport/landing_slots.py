@@ -12,10 +12,12 @@ import torch
 
 from liver_core.device import DeviceWait, settle
 from liver_core.device.landed import flush_landed
+from liver_core.memory.overheads import LANDING_BYTES
 from liver_core.transport.regions import Table
 
-BATCH_BYTES_MAX = 8 << 20
-SLOTS, SLOT_BYTES = 2, 2 * BATCH_BYTES_MAX
+SLOTS = 2
+SLOT_BYTES = LANDING_BYTES // SLOTS
+BATCH_BYTES_MAX = SLOT_BYTES // 2
 """A batch is less than twice its limit."""
 _COPIED_ALONE_MAX = 64
 """So many runs are copied one by one; more come over as one, and the host spreads them."""

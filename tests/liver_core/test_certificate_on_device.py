@@ -86,6 +86,16 @@ def test_a_region_that_is_not_in_host_memory_stays_where_it_is(monkeypatch):
     assert asked == ["meta"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_is_left_to_make_for_the_first_sum_which_may_be_in_a_pause(monkeypatch, dtype):
+    plan = plans.CertificatePlan([ResidentBox("w", Box((0,), (8,)), 0)], {"w": (8,)}, paired=["w"])
+    region = torch.empty(8, device="meta", dtype=dtype)
+    plan.get_ready([torch.empty(8, dtype=dtype), region])
+    monkeypatch.setattr(plans, "batches_of", lambda _: pytest.fail("made late"))
+    monkeypatch.setattr(plans, "device_totals", lambda region, batches, keys: [len(batches)])
+    assert plan.sums(region, "master").tolist() == [1]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width", "tensors"), [(1, 8 * CHUNK, 3), (8 * CHUNK // 64, 64, 3), (8 * CHUNK, 1, 5)])
 def test_no_more_memory_is_taken_beside_the_region_than_is_planned(dtype, rows, width, tensors):

@@ -109,6 +109,7 @@ def _print(found: "HandoffMemory", layouts: "list[ParallelLayout]", device_bytes
             ("a device has", _gb(device_bytes)),
             ("streaming", ring),
             ("certificate", _gb(found.certificate)),
+            ("reads for host memory", _gb(found.landing)),
             ("verdict", _verdict(found)),
         )
     )
@@ -159,6 +160,7 @@ def _as_json(found: "HandoffMemory", layouts: "list[ParallelLayout]", device_byt
         "slot": found.ring // 2,
         "ring": found.ring,
         "certificate": found.certificate,
+        "landing": found.landing,
         "waits": None if waits is None else [area.name for area in waits.on_device],
         "choices": [
             {
