@@ -113,7 +113,15 @@ class JobSlots:
         active = self.memory(slot).record.active
         if state is not None and (state.hello_received or active is None):
             return state.generation
-        return 1 if active is None else active.generation
+        return 1 if active is None else max(active.generation, 1 if state is None else state.generation)
+
+    def seat_of(self, slot: int, state: RankState) -> dict[str, int]:
+        """`generation` as `world_of` tells it, and the number of the slot's `rank` in it."""
+        generation, active = self.world_of(slot, state), self.memory(slot).record.active
+        known = None
+        if active is not None and active.generation == generation:
+            known = active.rank_of(Member(self._node.node_id, slot))
+        return {"generation": generation, "rank": state.rank if known is None else known}
 
     def memories(self) -> Iterator[SlotMemory]:
         """Of all slots."""

@@ -68,6 +68,11 @@ class RankState:
         self.hang = Reason(text, STOPPED if stop else "training", self.rank) if text else None
         return before is None and self.hang is not None
 
+    def note_last_step(self, made: tuple[int, int] | None) -> None:
+        """Generation and number of the last step that it has made by its own account, said or not."""
+        if made is not None:
+            self.generation, self.pulse.step = max(self.generation, made[0]), max(self.pulse.step, made[1])
+
     @property
     def shown_reason(self) -> Reason | None:
         """Why it hangs, as its agent sees it, or else what it has reported last; this where that is its end."""

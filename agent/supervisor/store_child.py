@@ -14,6 +14,8 @@ import time
 from datetime import timedelta
 from typing import Any
 
+from agent.supervisor.child_entry import LastStep
+
 ORPHAN_S = 6 * 3_600.0
 """A store without a connected agent for this long ends: its node was forgotten."""
 
@@ -21,7 +23,7 @@ CLIENTS_MAX = 16
 BACKLOG = 4_096
 
 
-def run(spec: dict[str, Any], control: socket.socket) -> int:
+def run(spec: dict[str, Any], control: socket.socket, _: LastStep) -> int:
     """Serve until stopped. `spec` has `host` and optionally `orphan_s`."""
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 

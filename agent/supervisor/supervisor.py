@@ -31,10 +31,10 @@ from liver_core.handoff import FailedPart, FailureCause, RankStage, Reason
 from liver_core.layout import from_json, to_json
 from liver_core.layout.limits import fitting
 
-EXIT_CODE_WAIT_S = 0.5
+EXIT_WAIT_S = 0.5
 TERMINATE_S = 5.0
 KILL_S = 10.0
-CODES_MAX = 4_096
+EXITS_MAX = 4_096
 LOGS_PER_JOB_MAX = 64
 FORKED_WITHIN_S, FORKED_LOOK_S = 2.0, 0.05
 """The zygote may still have the request of an agent that was killed. Nothing else is done yet where that is so."""
@@ -75,16 +75,16 @@ class Supervisor:
         self._links: dict[SlotKey, RankLink] = {}
         self._tasks: dict[SlotKey, asyncio.Task[None]] = {}
         self._ended: dict[SlotKey, asyncio.Event] = {}
-        self._codes: dict[ProcessIdentity, int | None] = {}
-        self._code_known = asyncio.Event()
+        self._exits: dict[ProcessIdentity, Exited] = {}
+        self._exit_known = asyncio.Event()
 
     def note_exit(self, exited: Exited) -> None:
-        """Called by the zygote host: store an exit code. The pidfd reports the end itself."""
-        while len(self._codes) >= CODES_MAX:
-            self._codes.pop(next(iter(self._codes)))
-        self._codes[exited.identity] = exited.code
-        self._code_known.set()
-        self._code_known = asyncio.Event()
+        """Called by the zygote host: store how a process ended. The pidfd reports the end itself."""
+        while len(self._exits) >= EXITS_MAX:
+            self._exits.pop(next(iter(self._exits)))
+        self._exits[exited.identity] = exited
+        self._exit_known.set()
+        self._exit_known = asyncio.Event()
 
     def adopt(self) -> None:
         """Watch the ranks in the journal. One that has ended since is reported by `on_exit`, and so is one of which the
@@ -212,13 +212,15 @@ class Supervisor:
         try:
             await wait_process_end(state.record.process)
             # The rank's last message may still be in the socket, and it often gives the reason of the end.
-            await asyncio.wait([link], timeout=EXIT_CODE_WAIT_S)
+            await asyncio.wait([link], timeout=EXIT_WAIT_S)
         finally:
             link.cancel()
             await asyncio.gather(link, return_exceptions=True)
         for event in await asyncio.to_thread(read_last_said, Path(state.record.log_path)):
             self._take_event(key, state, event)
-        code = await self._exit_code(state.record.process)
+        exited = await self._exit_of(state.record.process)
+        state.note_last_step(exited.last_step)
+        code = exited.code
         last_line = ""
         if code and state.reason is None:
             last_line = await asyncio.to_thread(read_last_line, Path(state.record.log_path))
@@ -231,12 +233,12 @@ class Supervisor:
         cause = state.ended.cause(state.reason.as_felt().cause if state.reason is not None else None)
         self._on_exit(key, Reason(str(state.ended), str(state.stage), state.rank, cause=cause), state)
 
-    async def _exit_code(self, process: ProcessIdentity) -> int | None:
+    async def _exit_of(self, process: ProcessIdentity) -> Exited:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(EXIT_CODE_WAIT_S):
-                while process not in self._codes:
-                    await self._code_known.wait()
-        return self._codes.pop(process, None)
+            async with asyncio.timeout(EXIT_WAIT_S):
+                while process not in self._exits:
+                    await self._exit_known.wait()
+        return self._exits.pop(process, Exited(process, None))
 
     def _take_event(self, key: SlotKey, state: RankState, event: RankEvent) -> None:
         now = time.monotonic()

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.supervisor.child_entry import become_program, end_process, name_process, run_entry
+from agent.supervisor.child_entry import LastStep, become_program, end_process, name_process, run_entry
 from agent.supervisor.forkable import why_not_forked
 from agent.supervisor.job_user import JobUser
 from agent.supervisor.logs import cut_if_grown
@@ -46,6 +46,7 @@ class Child:
     pid: int
     start_time: float
     log_path: str
+    last_step: LastStep
 
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name, "pid": self.pid, "start_time": self.start_time, "log_path": self.log_path}
@@ -199,21 +200,23 @@ class Zygote:
         log_path = str(request["log_path"])
         sys.stdout.flush()
         sys.stderr.flush()
+        last_step = LastStep.for_program() if why_program else LastStep()
         pid = os.fork()
         if pid == 0:
-            _run_child(self._close_in_child, request, self._job_user, self._preload if why_program else None)
+            _run_child(self._close_in_child, request, last_step, self._job_user, self._preload if why_program else None)
         start_time = read_start_time(pid)
         if start_time is None:
             # The child has already ended and is not reaped yet: nobody needs its start time any more.
             start_time = -1.0
-        self._children[pid] = Child(str(request["name"]), pid, start_time, log_path)
+        self._children[pid] = Child(str(request["name"]), pid, start_time, log_path, last_step)
         return {**self._children[pid].to_json(), "existing": False}
 
     def _close_in_child(self) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._selector.close()
-        for end in (self._listener, self._signal_reader, self._signal_writer, *self._clients):
+        others = (child.last_step for child in self._children.values())
+        for end in (self._listener, self._signal_reader, self._signal_writer, *self._clients, *others):
             end.close()
 
     def _forget(self, request: dict[str, Any]) -> None:
@@ -235,7 +238,8 @@ class Zygote:
             if child is None:
                 continue
             code = os.waitstatus_to_exitcode(status)
-            exited = {"op": "exited", **child.to_json(), "code": code}
+            exited = {"op": "exited", **child.to_json(), "code": code, "last_step": child.last_step.read()}
+            child.last_step.close()
             self._exits.append(exited)
             for client in tuple(self._clients):
                 self._send(client, exited)
@@ -262,7 +266,11 @@ class Zygote:
 
 
 def _run_child(
-    close: Callable[[], None], request: dict[str, Any], job_user: JobUser | None, preload: tuple[str, ...] | None
+    close: Callable[[], None],
+    request: dict[str, Any],
+    last_step: LastStep,
+    job_user: JobUser | None,
+    preload: tuple[str, ...] | None,
 ) -> None:
     """Never returns: a child that returned to the zygote's loop would answer requests in its place. With `preload` it
     becomes a program of its own that imports these modules."""
@@ -280,8 +288,8 @@ def _run_child(
             os.environ.update(job_user.environment())
             os.chdir(job_user.home)
         if preload is not None:
-            become_program(request, control, preload)
-        code = run_entry(request, control)
+            become_program(request, control, last_step, preload)
+        code = run_entry(request, control, last_step)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:

@@ -14,6 +14,7 @@ from typing import Any
 
 from agent.supervisor.job_user import JobUser, environment_for_jobs
 from agent.supervisor.process import ProcessIdentity, is_alive
+from liver_core.layout.limits import COUNT_MAX, GENERATION_MAX
 
 READY_S = 180.0
 """Importing torch and megatron from a cold disk on a busy machine takes a minute and more."""
@@ -45,10 +46,20 @@ class ForkRequest:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A process ended. `code` is negative for a signal, None if it could not be read."""
+    """A process ended. `code` is negative for a signal, None if it could not be read. `last_step`: generation and
+    number of the last step that a rank has made."""
 
     identity: ProcessIdentity
     code: int | None
+    last_step: tuple[int, int] | None = None
+
+    @classmethod
+    def from_json(cls, message: dict[str, Any]) -> "Exited":
+        """Of the zygote's message; what a job's code has written over the memory of its step is left out."""
+        generation, step = message.get("last_step") or (0, 0)
+        is_step = 1 <= generation <= GENERATION_MAX and 1 <= step <= COUNT_MAX
+        identity = ProcessIdentity.from_json(message)
+        return cls(identity, int(message["code"]), (generation, step) if is_step else None)
 
 
 class ZygoteClient:
@@ -161,7 +172,7 @@ class ZygoteClient:
             while line := await reader.readline():
                 message = json.loads(line)
                 if message["op"] == "exited":
-                    self._on_exit(Exited(ProcessIdentity.from_json(message), int(message["code"])))
+                    self._on_exit(Exited.from_json(message))
                 elif (waiting := self._waiting.get(str(message.get("request")))) and not waiting.done():
                     waiting.set_result(message)
         except (OSError, ValueError):

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 from agent.protocol import rank
 from agent.protocol.jobfile import OnNonfinite
 from agent.protocol.worker import RankSpec
+from agent.supervisor.child_entry import LastStep
 from agent.supervisor.process import own_identity
 from agent.worker.control import ControlSocket, log
 from liver_core.handoff.messages import Decision, FailureCause, Order, RankStage, Reason
@@ -63,9 +64,9 @@ _EXIT = {
 }
 
 
-def run(spec: dict[str, Any], control: socket.socket) -> int:
+def run(spec: dict[str, Any], control: socket.socket, last_step: LastStep) -> int:
     """Train until there is no more to do. Returns the exit status; says why on stdout and to the agent."""
-    worker = Worker(RankSpec.model_validate_json(json.dumps(spec)), control)
+    worker = Worker(RankSpec.model_validate_json(json.dumps(spec)), control, last_step)
     try:
         return worker.run()
     except Exception as error:
@@ -82,11 +83,12 @@ def run(spec: dict[str, Any], control: socket.socket) -> int:
 class Worker:
     """Glue between one RankLoop and its agent: messages in, messages out, nothing decided here."""
 
-    def __init__(self, spec: RankSpec, control: socket.socket) -> None:
+    def __init__(self, spec: RankSpec, control: socket.socket, last_step: LastStep) -> None:
         PROCESS_CLOCK.zero = spec.clock_zero
         self.spec = spec
         self.member = Member(spec.node_id, spec.slot)
         self.control = ControlSocket(control, self._hello, self._obey)
+        self.last_step = last_step
         self.stage_now = RankStage.STARTING
         self.generation = spec.order.generation
         self.rank = spec.rank
@@ -294,6 +296,7 @@ class Worker:
 
     def step(self, generation: int, progress: TrainingProgress, totals: StepTotals, seconds: float) -> None:
         self.step_now = progress.step
+        self.last_step.write(generation, progress.step)
         at = datetime.now(UTC).isoformat()
         log(f"step {progress.step} generation {generation} loss {totals.loss:.6f} {seconds:.3f} s at {at}")
         self.control.say(

@@ -37,6 +37,7 @@ from agent.protocol.rank import (
 )
 from agent.protocol.values import Message
 from agent.protocol.worker import RankSpec
+from agent.supervisor.child_entry import LastStep
 from agent.supervisor.process import own_identity
 from liver_core.handoff import Decision, Order, RankStage, Reason
 
@@ -44,21 +45,21 @@ STEP_S = 0.05
 SLOW_S = 3.0
 
 
-def run(spec: dict[str, Any], control: socket.socket) -> int:
+def run(spec: dict[str, Any], control: socket.socket, last_step: LastStep) -> int:
     """The zygote's entry."""
-    return FakeRank(RankSpec.model_validate(spec, strict=False), control).loop()
+    return FakeRank(RankSpec.model_validate(spec, strict=False), control, last_step).loop()
 
 
-def crash(spec: dict[str, Any], control: socket.socket) -> int:
+def crash(spec: dict[str, Any], control: socket.socket, last_step: LastStep) -> int:
     """An entry that prints and raises."""
     print(f"about to crash on {spec['node_id']}")
     raise RuntimeError("a bug in the user's code")
 
 
-def end_with_seven(spec: dict[str, Any], control: socket.socket) -> int:
+def end_with_seven(spec: dict[str, Any], control: socket.socket, last_step: LastStep) -> int:
     """As `run`, but a SIGTERM makes it exit with code 7."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
-    return run(spec, control)
+    return run(spec, control, last_step)
 
 
 def write_checkpoint(path: Path, step: int) -> None:
@@ -68,8 +69,9 @@ def write_checkpoint(path: Path, step: int) -> None:
 
 
 class FakeRank:
-    def __init__(self, spec: RankSpec, control: socket.socket) -> None:
+    def __init__(self, spec: RankSpec, control: socket.socket, last_step: LastStep) -> None:
         self.spec = spec
+        self.last_step = last_step
         self.fault = spec.spec.args.get("faults", {}).get(spec.node_id, "")
         self.world = spec.order.target
         self.generation = spec.order.generation
@@ -211,6 +213,7 @@ class FakeRank:
             self.say(Finished(step=self.step, failed=Reason("planted: the loss is nan", "training", 1)))
             return 5
         self.step += 1
+        self.last_step.write(self.generation, self.step)
         rank = self.rank_in(self.world)
         self.say(
             StepReport(

@@ -4,10 +4,11 @@ import json
 import socket
 from typing import Any
 
+from agent.supervisor.child_entry import LastStep
 from agent.supervisor.store_child import ORPHAN_S, listen_private, serve_control
 
 
-def run(spec: dict[str, Any], control: socket.socket) -> int:
+def run(spec: dict[str, Any], control: socket.socket, _: LastStep) -> int:
     """The zygote's entry."""
     with listen_private(spec["host"]) as listener:
         hello = {"type": "store", "host": spec["host"], "port": listener.getsockname()[1]}

@@ -16,7 +16,8 @@ from agent.driver.rank_host import Launch, RankHost
 from agent.journal import Table
 from agent.protocol.jobfile import JobFile
 from agent.protocol.rank import Abort, Hello, Permit, Prepare, Retire, StageReport, Withdraw
-from agent.supervisor.records import SlotKey
+from agent.supervisor.records import RankState, SlotKey
+from agent.supervisor.watchdog import RankPulse
 from liver_core.handoff import (
     CutoverDeadlines,
     Decision,
@@ -559,6 +560,20 @@ def test_the_newest_world_of_the_slots_is_the_active_one() -> None:
     scene.restore(ParticipantRecord(active=newer, highest_generation=6), slot=1)
     scene.restore(ParticipantRecord(active=ACTIVE, highest_generation=7), slot=0)
     assert scene.slots.active() == newer and scene.slots.highest_generation() == 7
+
+
+@pytest.mark.parametrize(
+    ("heard", "generation", "seat"),
+    [(False, 1, (6, 0)), (True, 5, (5, 3)), (False, 7, (7, 3))],
+    ids=["ended unheard: as the journal has it", "heard: as it said", "ended unheard: by its own last step"],
+)
+def test_where_a_rank_was_when_it_ended(heard: bool, generation: int, seat: tuple[int, int]) -> None:
+    """Its record is that of its start; its agent may have been away since."""
+    scene = Scene()
+    newer = Roster(JOB_ID, 6, ACTIVE.layout, (Member("a", 1), Member("b", 0)))
+    scene.restore(ParticipantRecord(active=newer, highest_generation=6), slot=1)
+    state = RankState(cast(Any, None), RankPulse(0.0), generation, 3, hello_received=heard)
+    assert scene.slots.seat_of(1, state) == {"generation": seat[0], "rank": seat[1]}
 
 
 def _restarted(scene: Scene) -> Scene:

@@ -299,6 +299,27 @@ def test_a_rank_that_ended_while_no_agent_ran_is_told_as_an_exit_with_its_code(r
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("starts", ["as a fork", "as a program"])
+def test_the_steps_that_a_rank_made_until_its_end_while_no_agent_ran_are_known(run_dir: Path, starts: str) -> None:
+    """Nor may its log tell of them: the disk may have been full."""
+    steps, preload = 30, "json" if starts == "as a fork" else "tests.agent.supervisor.starts_thread"
+
+    async def scenario() -> None:
+        first = Node(run_dir, "tests.agent.fake_rank:run", preload)
+        spec = first.spec()
+        state = await first.supervisor.launch(spec.model_copy(update={"spec": fake_job(run_dir, steps=steps)}), "o")
+        await eventually(lambda: state.hello_received, "the hello", 30)
+        await first.leave()
+        assert state.pulse.step < steps
+        assert wait_end(state.record.process, 30.0)
+        async with node(run_dir) as second:
+            await second.zygote.ensure()
+            await eventually(lambda: second.exits, "the exit")
+            assert f"ended with exit code 0 after step {steps}" in second.exits[0][1].text
+
+    asyncio.run(scenario())
+
+
 def test_a_rank_whose_agent_was_killed_as_it_forked_it_is_found_by_its_socket(run_dir: Path) -> None:
     async def scenario() -> None:
         first = Node(run_dir, "tests.agent.fake_rank:run", "json")

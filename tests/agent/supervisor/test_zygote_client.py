@@ -8,14 +8,29 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent.supervisor.process import own_identity
-from agent.supervisor.zygote_client import ZygoteClient, ZygoteError
+from agent.supervisor.zygote_client import Exited, ZygoteClient, ZygoteError
 from tests.agent.waiting import quick_directory
 
 LIMIT_S, STANDS_STILL_S = 0.2, 0.5
+
+
+@pytest.mark.parametrize(
+    ("told", "known"),
+    [
+        ({"last_step": [2, 7]}, (2, 7)),
+        ({"last_step": None}, None),
+        ({}, None),  # A zygote that was started before they told it.
+        ({"last_step": [2, 2**64 - 1]}, None),
+        ({"last_step": [2**64 - 1, 7]}, None),
+    ],
+)
+def test_the_last_step_of_a_rank_is_what_a_step_can_be_whatever_its_job_wrote_there(told: Any, known: Any) -> None:
+    assert Exited.from_json({"pid": 1, "start_time": 2.0, "code": -9, **told}).last_step == known
 
 
 @pytest.fixture

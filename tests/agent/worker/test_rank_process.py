@@ -13,6 +13,7 @@ from agent.driver.driver import Driver
 from agent.link.outbox import Outbox
 from agent.protocol import rank
 from agent.protocol.worker import RankSpec
+from agent.supervisor.child_entry import LastStep
 from agent.supervisor.logs import read_last_said
 from agent.supervisor.records import SlotKey
 from agent.worker import rank_process
@@ -52,7 +53,7 @@ def listened_to(order: Order, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) ->
         clock_zero=0.0,
     )
     monkeypatch.setattr(PROCESS_CLOCK, "zero", 0.0)
-    worker, said = Worker(spec, socket.socket(socket.AF_UNIX)), []
+    worker, said = Worker(spec, socket.socket(socket.AF_UNIX), LastStep()), []
     monkeypatch.setattr(worker.control, "say", said.append)
     return worker, said
 
@@ -97,10 +98,10 @@ def test_a_rank_ends_its_log_with_its_facts_each_on_a_line_of_its_own(
         return 0
 
     monkeypatch.setattr(worker, "run", train)
-    monkeypatch.setattr(rank_process, "Worker", lambda spec, control: worker)
+    monkeypatch.setattr(rank_process, "Worker", lambda spec, control, last_step: worker)
     monkeypatch.setattr(rank_process.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(rank_process, "RankSpec", SimpleNamespace(model_validate_json=lambda text: worker.spec))
-    status = rank_process.run({}, cast(Any, None))
+    status = rank_process.run({}, cast(Any, None), worker.last_step)
     (tmp_path / "log").write_text(capsys.readouterr().out)
     assert (status, read_last_said(tmp_path / "log")) == (0 if error is None else 1, [saved])
 
@@ -120,6 +121,16 @@ def test_the_numbers_of_a_step_reach_the_agent_and_its_outbox_as_they_are(
     assert row.at_utc.timestamp() == 2_000_000_000.0
     outbox.acknowledge(1)
     assert outbox.metrics.batch(2) == ()
+
+
+def test_a_step_is_written_where_it_outlives_the_rank(
+    order: Order, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    worker, _ = listened_to(order, monkeypatch, tmp_path)
+    assert worker.last_step.read() is None
+    progress = SimpleNamespace(step=8, digest=1, cursor=SimpleNamespace(consumed=96))
+    worker.step(2, cast(Any, progress), cast(Any, SimpleNamespace(loss=0.5, tokens=None)), 0.1)
+    assert worker.last_step.read() == (2, 8)
 
 
 class StubLoop:
@@ -154,7 +165,7 @@ def test_a_lease_that_comes_just_as_the_loop_is_made_is_kept(
             self.kept = until
 
     made, _ = listened_to(order, monkeypatch, tmp_path)
-    worker = Interrupted(made.spec, socket.socket(socket.AF_UNIX))
+    worker = Interrupted(made.spec, socket.socket(socket.AF_UNIX), LastStep())
     for name, stub in (("RankLoop", StubLoop), ("load_job", StubLoop), ("prepare_process", lambda: None)):
         monkeypatch.setattr(rank_process, name, stub)
     monkeypatch.setattr(worker.control, "start", lambda: None)
