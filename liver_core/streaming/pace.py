@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf, log
 
-POLL_S_MOST, FIRST_SLEEP_S_MOST = 0.03, 0.25
+BUSY_S_MOST, IDLE_S_MOST, FIRST_SLEEP_S_MOST = 0.03, 0.25, 1.0
+"""Of one sleep: while something is missing or the step is not known, while nothing is, and after a replay."""
 
 
 @dataclass(slots=True)
@@ -53,11 +54,11 @@ class Pace:
         While the step is not known, a third of what was slept already is late enough.
         """
         if self.step_s <= 0:
-            seconds = min(self.slept_s / 3, POLL_S_MOST)
+            seconds = min(self.slept_s / 3, BUSY_S_MOST)
         elif idle and not self.slept_s:
             seconds = min(self.step_s / 2, FIRST_SLEEP_S_MOST)
         else:
-            seconds = min(self.step_s / 12, POLL_S_MOST)
+            seconds = min(self.step_s / 12, IDLE_S_MOST if idle else BUSY_S_MOST)
         seconds = max(least_s, seconds)
         self.slept_s += seconds
         return seconds

@@ -131,6 +131,11 @@ class SourceRing:
         self.standing = mark(self.device)
         self._put_late(DeviceWait.STEP_APPLIED, self.standing, self._counter, 0, 2 * version)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether a counter is still to be written, once the device has got there."""
+        return bool(self._late)
+
     def settle_next(self) -> bool:
         """Wait for the device and write the counter that is due next. False if none is. For any thread."""
         with self._lock:

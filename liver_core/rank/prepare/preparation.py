@@ -24,7 +24,7 @@ from liver_core.rank.prepare.memory_plan import plan_memory
 from liver_core.rank.prepare.next_groups import knows_of_groups, learn_of_groups, make_next_groups
 from liver_core.rank.prepare.prepare_settings import PrepareSettings
 from liver_core.rank.store_exchange import Cancelled, Exchange, ExchangeTimeout
-from liver_core.rank.stream.certify import Certifier, propose_verdict, read_verdict
+from liver_core.rank.stream.certify import Answers, Certifier, propose_verdict, read_verdict
 from liver_core.rank.stream.source_stream import SourceStream
 from liver_core.rank.stream.target_stream import LiveTarget, StreamRefused, TargetInputs
 from liver_core.reshard import missing_elements, plan_digest, plan_rank
@@ -71,7 +71,7 @@ Steps = tuple[tuple[PreparePhase, Callable[[NextWorld], None], bool], ...]
 _log = logging.getLogger(__name__)
 STREAMING_SHARE = 0.6
 """Of the time to the deadline; after it the state is copied in the pause instead."""
-_POLL_S = 0.02
+_POLL_S = 0.04
 
 
 class Preparation:
@@ -243,7 +243,6 @@ class Preparation:
             made.source_certificate,
             ring,
             rank=made.source_rank,
-            connect=self._own_exchange,
             probe=self.probe,
         )
         made.exchange.post(f"ring/{made.source_rank}", ring.depth)
@@ -272,6 +271,8 @@ class Preparation:
         made.exchange.count("connected", int(made.target_rank is not None))
         all_connected = False
         certifier = None if made.target_rank is None else self._start_stream(made)
+        streams = {f"source/{made.source_rank}": made.source_stream, f"target/{made.target_rank}": made.target_stream}
+        answers = Answers(made.exchange, {name: stream for name, stream in streams.items() if stream is not None})
         begun = time.monotonic()
         while (verdict := read_verdict(made.exchange)) is None:
             if self.aborted():
@@ -280,6 +281,7 @@ class Preparation:
                 all_connected = True
                 if made.transport is not None:
                     made.transport.calm()
+            answers.advance()
             if certifier is not None:
                 certifier.advance()
             late = time.monotonic() > begun + STREAMING_SHARE * (self.deadline - begun)

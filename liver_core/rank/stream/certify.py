@@ -8,7 +8,8 @@ the first verdict stands. No collective is used, so that nothing here meets the 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from liver_core.certificate import MASK
 from liver_core.handoff.messages import Rung
@@ -40,6 +41,42 @@ def read_verdict(exchange: Exchange) -> Verdict | None:
     return None if found is None else from_json(Verdict, found)
 
 
+class Hashing(Protocol):
+    """A stream that hashes at an announced version: of a source, or of a target."""
+
+    def announce(self, version: int) -> None: ...
+
+    def hashed(self, version: int) -> list[int] | int | None: ...
+
+
+class Answers:
+    """What the streams of one rank say of each version announced. `streams`: by "source/RANK" and "target/RANK".
+    `advance` never waits."""
+
+    def __init__(self, exchange: Exchange, streams: Mapping[str, Hashing]) -> None:
+        self._exchange = exchange
+        self._streams = streams
+        self._attempt = 1
+        self._announced = 0
+        self._due: dict[str, Hashing] = {}
+
+    def advance(self) -> None:
+        """Say what is known by now."""
+        if not self._due:
+            found = self._exchange.peek(f"certify/{self._attempt}")
+            if found is None:
+                return
+            self._announced, self._due = int(found), dict(self._streams)
+            for stream in self._due.values():
+                stream.announce(self._announced)
+        for name, stream in tuple(self._due.items()):
+            answer = stream.hashed(self._announced)
+            if answer is not None:
+                self._exchange.post(f"certified/{self._attempt}/{name}", answer)
+                del self._due[name]
+        self._attempt += not self._due
+
+
 class Certifier:
     """One target's part; the first target's is also to announce and to add up. `advance` never waits."""
 
@@ -68,8 +105,6 @@ class Certifier:
         self._names = [f"source/{index}" for index in range(sources)] + [f"target/{index}" for index in range(targets)]
         self._sources = sources
         self._targets = targets
-        self._attempt = 1
-        self._announced: int | None = None
         self._counted = False
         self._leading: int | None = None
         self._lead_attempt = 1
@@ -81,21 +116,8 @@ class Certifier:
         if not self._counted and self._stream.converged:
             self._counted = True
             self._exchange.count("converged", 1)
-        self._answer()
         if self._rank == 0:
             self._lead()
-
-    def _answer(self) -> None:
-        if self._announced is None:
-            found = self._exchange.peek(f"certify/{self._attempt}")
-            if found is None:
-                return
-            self._announced = int(found)
-            self._stream.announce(self._announced)
-        answer = self._stream.hashed(self._announced)
-        if answer is not None:
-            self._exchange.post(f"certified/{self._attempt}/target/{self._rank}", answer)
-            self._attempt, self._announced = self._attempt + 1, None
 
     def _lead(self) -> None:
         if self._leading is None:

@@ -1,8 +1,9 @@
-"""What a source rank does for a live handoff beside its steps: it fills the ring and publishes the hash of its state.
+"""What a source rank does for a live handoff beside its steps: it fills the ring and hashes its state.
 
-The main thread calls `attach`, `before_step` and `after_step`. One thread sums the gradients of each step, another uses
-the store, so a store that does not answer delays no step. The state is hashed at exactly the version that the target
-world announced, during forward and backward passes. A step that would change the state waits; the wait is measured.
+The main thread calls `attach`, `before_step` and `after_step`. One thread sums the gradients of each step, another
+hashes the state at exactly the version that the target world announced, during forward and backward passes. A step that
+would change the state waits; the wait is measured. Threads sleep until there is something to do: they share the
+interpreter with the steps.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from liver_core.certificate import MASK, CertificatePlan, chained_sums
 from liver_core.device import DeviceWait, follow, is_host
 from liver_core.device.threads import background
 from liver_core.rank.active_world import ActiveWorld
-from liver_core.rank.store_exchange import Exchange, ExchangeTimeout
 from liver_core.state.live_state import LiveState, state_kinds
 from liver_core.state.megatron_optimizer import distributed_optimizer, element_scalars, has_stepped
 from liver_core.state.optimizer_step import hyper_parameters
@@ -27,7 +27,6 @@ from liver_core.streaming.ring import SourceRing
 from liver_core.worlds.released_storage import discard
 
 _log = logging.getLogger(__name__)
-POLL_S = 0.02
 STANDING_SHARE = 0.8
 """The share of a usual step in which the version is expected not to change. The optimizer needs a part of the rest, and
 steps vary."""
@@ -45,7 +44,6 @@ class SourceStream:
         ring: SourceRing,
         *,
         rank: int,
-        connect: Callable[[], Exchange],
         probe: Callable[[str], None] = lambda point: None,
     ) -> None:
         self.ring = ring
@@ -54,11 +52,12 @@ class SourceStream:
         self._live = live
         self._plan = plan
         self._rank = rank
-        self._connect = connect
         self._probe = probe
         self._changed = threading.Condition()
         self._version: int | None = None
         self._hashing = False
+        self._announced: int | None = None
+        self._hashes: dict[int, list[int] | int] = {}
         self._published: list[int] = []
         self._sums: dict[int, int] = {}
         self._closed = False
@@ -69,7 +68,7 @@ class SourceStream:
         if not is_host(ring.device):
             self._in_background("source-counters", self._settle)
         self._summing = self._in_background("source-sum", self._sum)
-        self._in_background("source-certify", self._certify)
+        self._in_background("source-hash", self._hash)
 
     # The main thread.
 
@@ -143,6 +142,18 @@ class SourceStream:
             self._stands_since = time.monotonic()
             self._changed.notify_all()
 
+    def announce(self, version: int) -> None:
+        """Hash at exactly `version`. From any thread, one version at a time."""
+        with self._changed:
+            self._announced = version
+            self._changed.notify_all()
+
+    def hashed(self, version: int) -> list[int] | int | None:
+        """uint64 sums over this rank's state at `version`, kinds by parameters, or by how many steps it was missed.
+        None if not known yet."""
+        with self._changed:
+            return self._hashes.get(version)
+
     def stands_for_s(self, version: int) -> float:
         """Seconds for which this source is expected to stay at `version`. 0 if it is elsewhere or may leave at once."""
         with self._changed:
@@ -205,54 +216,49 @@ class SourceStream:
         """A thread that ended without a word would leave its readers waiting for their deadline."""
         try:
             action()
-        except (ExchangeTimeout, OSError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             self._fail(str(error))
         except Exception as error:
             _log.exception("the stream of source rank %d failed", self._rank)
             self._fail(f"{type(error).__name__}: {error}")
 
-    def _certify(self) -> None:
-        exchange = self._connect()
-        attempt = 1
-        while not self._closed:
-            announced = exchange.peek(f"certify/{attempt}")
-            if announced is not None:
-                answer = self._hash_at(int(announced))
-                if answer is None:
-                    return
-                exchange.post(f"certified/{attempt}/source/{self._rank}", answer)
-                attempt += 1
+    def _until(self, is_due: Callable[[], bool]) -> bool:
+        """Sleep until there is something to do; False once closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or is_due())
+            return not self._closed
+
+    def _hash(self) -> None:
+        while self._until(lambda: self._announced is not None and self._announced not in self._hashes):
+            version = self._announced
+            assert version is not None
+            answer = self._hash_at(version)
+            if answer is None:
+                return
             with self._changed:
-                self._changed.wait(POLL_S)
+                self._hashes[version] = answer
 
     def _settle(self) -> None:
         """Write the counters that are due, once the device has got there."""
-        while not self._closed:
-            while self.ring.settle_next():
-                pass
-            with self._changed:
-                self._changed.wait(POLL_S)
+        while self._until(lambda: self.ring.is_due):
+            self.ring.settle_next()
 
     def _sum(self) -> None:
-        while not self._closed:
+        while self._until(lambda: bool(self._published) and self._published[-1] not in self._sums):
             self._sum_gradients()
-            with self._changed:
-                self._changed.wait(POLL_S)
 
     def _hash_at(self, version: int) -> list[int] | int | None:
         """uint64 sums over this rank's state, kinds by parameters, at exactly `version`. If that version is past: by
         how many steps. None once closed.
         """
-        while not self._closed:
-            with self._changed:
-                if self._version == version:
-                    self._hashing, standing = True, self._standing
-                    break
-                if self._version is not None and self._version > version:
-                    return self._version - version
-                self._changed.wait(POLL_S)
-        else:
-            return None
+        with self._changed:
+            # With the lock kept from here on: the next step may be about to begin.
+            if not self._until(lambda: self._version is not None and self._version >= version):
+                return None
+            assert self._version is not None
+            if self._version > version:
+                return self._version - version
+            self._hashing, standing = True, self._standing
         try:
             self._probe("hash source")
             follow(DeviceWait.STANDS, self.ring.device, standing)

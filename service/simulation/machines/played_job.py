@@ -304,6 +304,7 @@ class PlayedJob:
         dead = {name: self._is(name, now_s - at) for name, at in self._dead.items()}
         handoff = self.proposed[0] if self.proposed is not None else self.agents.mirror() if self.agents else None
         targets = handoff.target_nodes if handoff is not None else ()
+        self._forget(dead, {*members, *targets})
         layout = ground.spent.layout
         view = JobView(
             state=self.state,
@@ -341,6 +342,12 @@ class PlayedJob:
             suspends_at=self._suspends_at,
         )
         return view if layout is None else replace(view, **self._steps(layout))
+
+    def _forget(self, dead: dict[str, NodeState], needed: set[str]) -> None:
+        """Those that count as gone, for which nothing waits: a replay may have thousands of them."""
+        over = {name for name, state in dead.items() if state is NodeState.GONE} - needed
+        self._dead = {name: at for name, at in self._dead.items() if name not in over}
+        self._barred -= over
 
     @staticmethod
     def _stepped_at(start: Enacted) -> datetime | None:

@@ -66,7 +66,7 @@ def ring(device: LateDevice) -> None:
         made = SourceRing(N, 2, version=BEFORE_ANY, device=CPU)
     live: Any = SimpleNamespace(regions={"master": state}, manifest=NOTHING)
     with mock.patch.object(SourceStream, "_in_background"):
-        stream = SourceStream(live, plan, made, rank=0, connect=lambda: NOTHING)
+        stream = SourceStream(live, plan, made, rank=0)
 
     def publish(active: Any, version: int, norm: float, steps: Any) -> None:
         made.publish((gradients,), StepHeader(version, norm, 1.0, (), {}, True))

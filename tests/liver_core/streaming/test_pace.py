@@ -23,8 +23,8 @@ def looks(pace: Pace, seconds: float) -> list[float]:
 @pytest.mark.parametrize("step_s", [0.002, 0.05, 0.3, 2.0, 60.0])
 def test_a_step_that_takes_its_usual_time_is_seen_soon_and_with_few_looks(step_s):
     found = looks(Pace(step_s=step_s), step_s)
-    assert found[-1] - step_s <= max(LEAST, min(step_s / 12, 0.03)) + 1e-9
-    if step_s <= 0.3:
+    assert found[-1] - step_s <= max(LEAST, min(step_s / 12, 0.25)) + 1e-9
+    if step_s <= 2.0:
         assert len(found) <= 8
 
 
@@ -44,7 +44,7 @@ def test_a_follower_that_lacks_a_tile_does_not_sleep_half_a_step():
     ("step_s", "slept_s", "idle", "seconds"),
     [
         (0.0, 0.06, True, 0.02), (0.0, 0.0, True, LEAST), (0.0, 9.0, True, 0.03),
-        (0.3, 0.0, True, 0.15), (60.0, 0.0, True, 0.25), (0.3, 0.1, True, 0.025), (60.0, 0.1, True, 0.03),
+        (0.3, 0.0, True, 0.15), (60.0, 0.0, True, 1.0), (0.3, 0.1, True, 0.025), (60.0, 0.1, True, 0.25),
         (0.3, 0.0, False, 0.025), (60.0, 0.0, False, 0.03), (0.001, 0.0, True, LEAST),
     ],
 )  # fmt: skip

@@ -16,10 +16,10 @@ from liver_core.handoff.messages import Rung
 from liver_core.layout import Manifest
 from liver_core.rank.active_world import Verdict
 from liver_core.rank.store_exchange import Exchange
-from liver_core.rank.stream.certify import ATTEMPTS_MAX, CertificateRefused, Certifier, read_verdict
+from liver_core.rank.stream.certify import ATTEMPTS_MAX, Answers, CertificateRefused, Certifier, read_verdict
 from tests.liver_core.layout.models import KINDS, spec
 
-POLL_S = 0.02
+POLL_S = 0.04
 MANIFEST = Manifest((spec("w", (4, 8), 1, layer=0),), 1, KINDS)
 SUMS = [1, 2, 3]
 """Of each rank: a parameter's three kinds."""
@@ -76,6 +76,7 @@ class World:
             Certifier(exchange(), target, MANIFEST, rank=rank, sources=2, targets=2, steps_outlast=self.outlast)  # type: ignore[arg-type]
             for rank, target in enumerate(self.targets)
         ]
+        self.answers = [Answers(exchange(), {f"target/{rank}": target}) for rank, target in enumerate(self.targets)]
         self.heard: dict[int, float] = {}
         self.answered: set[int] = set()
 
@@ -86,8 +87,8 @@ class World:
             at = 5 + int(now / self.step_s)
             for target in self.targets:
                 target.follow(at)
-            for certifier in self.certifiers:
-                certifier.advance()
+            for part in (*self.answers, *self.certifiers):
+                part.advance()
             self._answer(now, at)
             if (verdict := read_verdict(self.exchange)) is not None:
                 return verdict, len(self.heard)
@@ -132,3 +133,23 @@ def test_a_version_that_nobody_can_meet_falls_to_stop_and_copy_and_says_who_was_
 def test_sums_that_differ_are_refused_by_name():
     with pytest.raises(CertificateRefused, match=r"1 differ at version \d+, first w/exp_avg$"):
         World(0.1, 0, 0.0, source_sums=[1, 9, 3]).run(10.0)
+
+
+def test_a_rank_answers_for_its_source_and_its_target_each_when_it_knows():
+    store = dist.HashStore()
+    exchange = Exchange(lambda *_: store, "h")
+    source, target = ModelTarget(1.0, 0), ModelTarget(1.0, 0)
+    answers = Answers(exchange, {"source/1": source, "target/0": target})
+    exchange.post("certify/1", 7)
+    exchange.post("certify/2", 9)
+    source.version = 6
+    answers.advance()
+    source.follow(7)
+    answers.advance()
+    assert exchange.peek("certified/1/source/1") == SUMS and exchange.peek("certified/1/target/0") is None
+    target.follow(8)
+    answers.advance()
+    assert exchange.peek("certified/1/target/0") == 1, "missed by a step"
+    assert not target.waiting, "the next version is not asked for before all of this one is said"
+    answers.advance()
+    assert source.waiting == target.waiting == {9}
