@@ -260,6 +260,7 @@ async def _readers(run: Run) -> dict[str, Any]:
         "requests_per_s": _round(reader.served / (time.monotonic() - began)),
         "refused": reader.refused,
         "agents_p99_ratio": _round(beside / alone) if beside and alone else None,
+        "agents_p99_ms": {"alone": _round(alone), "beside": _round(beside)},
     }
 
 
