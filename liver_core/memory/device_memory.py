@@ -106,8 +106,8 @@ def rank_memory(training: TrainingShape, layout: ParallelLayout, overheads: Devi
 def _stages(training: TrainingShape, layout: ParallelLayout, overheads: DeviceOverheads) -> Iterator[RankMemory]:
     manifest = manifest_of(training.model)
     micro_batches = max(1, training.global_batch // (training.micro_batch * layout.dp))
-    # All stages between the first and the last hold as much, and the earlier of them keeps more activations.
-    for stage in sorted({0, min(1, layout.pp - 1), layout.pp - 1}):
+    # What a stage between the first and the last holds the first holds too, beside the embedding.
+    for stage in sorted({0, layout.pp - 1}):
         held = {area.name: area for area in areas(manifest, layout, stage)}
         weights, gradients = held.pop(WEIGHTS).device_bytes, held.pop(GRAD)
         activations = training.activations

@@ -7,8 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liver_core.layout import ParallelLayout
-from liver_core.memory.device_memory import TrainingShape, handoff_memory, rank_memory
-from liver_core.memory.memory_placement import areas
+from liver_core.memory.device_memory import (
+    HOST_BYTES_UNLIMITED,
+    HandoffMemory,
+    RankMemory,
+    TrainingShape,
+    handoff_memory,
+    in_turn,
+    rank_memory,
+)
+from liver_core.memory.memory_placement import Area, MemoryPlacement, Streaming, areas
 from liver_core.memory.overheads import NCCL_UNSHARED_BYTES, DeviceOverheads
 from liver_core.memory.transformer_shape import TransformerShape, activation_bytes, manifest_of
 
@@ -112,6 +120,164 @@ def test_no_stage_needs_more_than_the_rank_that_is_shown(tp, pp, dp):
         state = sum(area.device_bytes for area in areas(manifest_of(SEVENTY.model), layout, stage))
         kept = activation_bytes(SEVENTY.model, layout, stage=stage, micro_batch=1, micro_batches=micro_batches)
         assert state + kept <= shown.state + shown.activations
+
+
+# Six layers, of which each has 128 x (128 + 256 + 512 + 256) elements and two norms of 128: 147 712. The embedding and
+# the output layer have 512 x 128. So a third of the model has 2 x 147 712 + 65 536 = 360 960 elements, and the last
+# third, with the final norm, 361 088: multiples of 128, so that nothing is padded.
+SMALL = TrainingShape(TransformerShape(6, 128, 4, 2, 256, 512, 32), 2, 8)
+FIRST_THIRD, LAST_THIRD = 360_960, 361_088
+ROUND = DeviceOverheads(context=1_000, workspaces=200, nccl_per_world=30, certificate=7, landing=5)
+# A micro-batch of two sequences of 32 takes 2 x 32 x 128 x 34 bytes in a layer.
+IN_A_LAYER = 278_528
+
+
+@pytest.mark.parametrize(
+    ("training", "layout", "expected"),
+    [
+        # Two micro-batches of each rank: the first stage keeps both, of two layers.
+        (
+            SMALL,
+            "PP3xDP2",
+            RankMemory(0, 721_920, 1_443_840, 3 * 721_920, 721_920, 2 * 2 * IN_A_LAYER, 1_200, 30),
+        ),
+        # Four micro-batches, of which the first of three stages keeps three.
+        (SMALL, "PP3", RankMemory(0, 721_920, 1_443_840, 4_331_520, 1_443_840, 2 * 3 * IN_A_LAYER, 1_200, 30)),
+        # Five sequences make two whole micro-batches.
+        (
+            replace(SMALL, global_batch=5),
+            "PP3",
+            RankMemory(0, 721_920, 1_443_840, 4_331_520, 1_443_840, 2 * 2 * IN_A_LAYER, 1_200, 30),
+        ),
+        # With one micro-batch all stages keep as much, and the last one has the logits, 8 bytes for each of 64 x 512.
+        *(
+            (
+                replace(SMALL, global_batch=batch),
+                "PP3",
+                RankMemory(2, 722_176, 1_444_352, 4_333_056, 1_444_352, 2 * IN_A_LAYER + 262_144, 1_200, 30),
+            )
+            for batch in (1, 2)
+        ),
+        # All of the model on one rank: 6 x 147 712 + 2 x 65 536 + 128 elements, without communicators.
+        (
+            replace(SMALL, activations=0),
+            "TP1",
+            RankMemory(0, 2_034_944, 4_069_888, 12_209_664, 4_069_888, 0, 1_200, 0),
+        ),
+    ],
+)
+def test_the_fullest_rank_of_a_small_model_by_hand(training, layout, expected):
+    found = rank_memory(training, ParallelLayout.parse(layout), ROUND)
+    assert found == expected
+    assert found.state == found.weights + found.gradients + found.optimizer
+    assert found.total == found.state + found.activations + found.context + found.nccl
+
+
+# A rank of PP3xDP2: 2 + 4 + 3 x 2 bytes for each of 360 960 elements, then activations, context, communicators.
+PRESENT_STATE = 12 * FIRST_THIRD
+PRESENT = PRESENT_STATE + 4 * IN_A_LAYER + 1_200 + 30
+# A rank of PP3: 2 + 4 + 3 x 4 bytes for each.
+FOLLOWING_STATE = 18 * FIRST_THIRD
+FOLLOWING = FOLLOWING_STATE + 6 * IN_A_LAYER + 1_200 + 30
+REGION, WEIGHTS = 4 * FIRST_THIRD, 2 * FIRST_THIRD
+# Counters, and two slots with a counter, a header and the gradients of half of 360 960 elements.
+RING = 8 + 2 * (8 + 16_384 + 2 * FIRST_THIRD)
+# Four temporaries of the shortest tile, in fp32; one more for each kind that waits in host memory.
+TILE = 65_536 * 4
+# The present world, the next one's communicators, the certificate and where reads land.
+TRAINING = PRESENT + 30 + 7 + 5
+
+
+def _small(device: int, host: int = HOST_BYTES_UNLIMITED) -> HandoffMemory:
+    layouts = ParallelLayout(pp=3, dp=2), ParallelLayout(pp=3)
+    return handoff_memory(SMALL, *layouts, device_bytes=device, host_bytes=host, overheads=ROUND)
+
+
+def _on_device(found: HandoffMemory) -> list[str]:
+    assert found.waits is not None
+    return [area.name for area in found.waits.on_device]
+
+
+def test_what_a_handoff_takes_on_the_device_by_hand():
+    found = _small(10**9)
+    assert (found.present.total, found.following.total) == (PRESENT, FOLLOWING)
+    assert (found.certificate, found.landing, found.ring) == (7, 5, RING)
+    assert found.stream == Streaming(RING, 65_536)
+    assert [found.device_bytes(waits) for waits in found.choices] == [
+        TRAINING + RING + 4 * TILE + FOLLOWING_STATE,
+        TRAINING + RING + 4 * TILE + FOLLOWING_STATE - WEIGHTS,
+        TRAINING + RING + 5 * TILE + 3 * REGION,
+        TRAINING + RING + 6 * TILE + 2 * REGION,
+        TRAINING + RING + 7 * TILE + REGION,
+        TRAINING + RING + 8 * TILE,
+    ]
+    copied = replace(found, stream=None)
+    assert copied.ring == 0
+    assert copied.device_bytes(found.choices[0]) == TRAINING + FOLLOWING_STATE
+    # Nothing waits on the device: it is fullest after the cutover, with the communicators of both worlds.
+    assert copied.device_bytes(found.choices[-1]) == FOLLOWING + 30 > TRAINING
+
+
+def test_a_byte_decides_what_waits_on_the_device_and_whether_state_is_streamed():
+    whole = TRAINING + RING + 4 * TILE + FOLLOWING_STATE
+    everything = ["master", "exp_avg", "exp_avg_sq", "grad", "weights"]
+    exact = _small(whole, 0)
+    assert (_on_device(exact), exact.stream, exact.refusal) == (everything, Streaming(RING, 65_536), "")
+    # Weights take nothing in host memory.
+    for device in (whole - 1, whole - WEIGHTS):
+        short = _small(device, 0)
+        assert (_on_device(short), short.stream) == (everything[:-1], Streaming(RING, 65_536))
+    # One byte less, and without host memory there is room only where nothing is streamed.
+    copied = _small(whole - WEIGHTS - 1, 0)
+    assert (_on_device(copied), copied.stream, copied.ring) == (everything, None, 0)
+    spilled = _small(whole - WEIGHTS - 1)
+    assert (_on_device(spilled), spilled.stream) == ([*everything[:3], "weights"], Streaming(RING, 65_536))
+
+
+def test_a_handoff_that_does_not_fit_is_refused_with_what_is_too_small():
+    # The next world alone, with the communicators of both.
+    least = FOLLOWING + 30
+    refused = _small(least - 1)
+    assert refused.waits is None and refused.stream is not None
+    assert refused.refusal == f"TP1xPP3xDP1 alone needs {least} bytes on a rank, a device has {least - 1}"
+    # With a byte more, one region and the weights wait on the device, the three others in host memory.
+    fits = _small(least, 3 * REGION)
+    assert (_on_device(fits), fits.stream) == (["master", "weights"], None)
+    short = _small(least, 3 * REGION - 1)
+    assert short.waits is None
+    assert short.refusal == (
+        f"host_bytes_max: the next world needs {3 * REGION} bytes of host memory on rank 0 beside {least - TRAINING} "
+        f"on the device, budget is {3 * REGION - 1}"
+    )
+
+
+def test_the_world_that_trains_is_refused_by_its_own_name_and_first():
+    source = FOLLOWING + 30 + 7 + 5
+    for device in (1, source - 1):
+        found = handoff_memory(
+            SMALL, ParallelLayout(pp=3), ParallelLayout(pp=3, dp=2), device_bytes=device, overheads=ROUND
+        )
+        assert found.refusal == f"TP1xPP3xDP1 alone needs {source} bytes on a rank, a device has {device}"
+    at_the_limit = handoff_memory(
+        SMALL, ParallelLayout(pp=3), ParallelLayout(pp=3, dp=2), device_bytes=source, overheads=ROUND
+    )
+    assert "alone" not in at_the_limit.refusal
+
+
+def test_without_figures_of_the_device_the_usual_ones_are_taken():
+    layouts = ParallelLayout(pp=3, dp=2), ParallelLayout(pp=3)
+    usual = handoff_memory(SMALL, *layouts, device_bytes=H100_80)
+    assert usual == handoff_memory(SMALL, *layouts, device_bytes=H100_80, overheads=DeviceOverheads())
+    assert (usual.present.context, usual.present.nccl) == (500_000_000 + 2 * 32 * 2**20, 2 * 10**9)
+
+
+def test_the_choices_leave_out_one_area_after_the_other_from_the_least_wanted_on():
+    one, two = Area("one", 1, 1), Area("two", 2, 2)
+    assert in_turn((one, two)) == (
+        MemoryPlacement((one, two), ()),
+        MemoryPlacement((one,), (two,)),
+        MemoryPlacement((), (one, two)),
+    )
 
 
 def _handoff(training, source, target, **more):
