@@ -29,11 +29,8 @@ class GrowingFleet:
 
     def keeps_groups_from(self, layout: ParallelLayout) -> int | None:
         """The fewest nodes where also each TP group lies on one node; None if there is no such number."""
-        holds, groups = self.holds_from(layout), layout.world_size // layout.tp
-        if holds is None:
-            return None
-        keeps = self._from(layout.tp, groups, groups >= self._least, needs_each=True)
-        return None if keeps is None else max(holds, keeps)
+        groups = layout.world_size // layout.tp
+        return self._from(layout.tp, groups, groups >= self._least, needs_each=True)
 
     def _from(self, size: int, groups: int, is_enough: bool, *, needs_each: bool) -> int | None:
         """Nodes that hold `groups` groups of this size; with `needs_each` on at least `least` nodes that hold one."""

@@ -69,6 +69,9 @@ def test_one_byte_too_few_of_either_memory_is_refused_with_numbers():
         place(small, Room(499, 0), 3)
     with pytest.raises(PlacementRefused, match=r"host_bytes_max: .* needs 100 bytes .* rank 3 beside 299 on .* is 99$"):
         place(small, Room(299, 99, held_bytes=WHOLE), 3)
+    # The device has just enough, 500 less the 300 that the present world gives up; one region has to be elsewhere.
+    with pytest.raises(PlacementRefused, match=r"host_bytes_max: .* needs 100 bytes .* rank 3 beside 200 on .* is 99$"):
+        place(small, Room(200, 99, held_bytes=300), 3)
     with pytest.raises(PlacementRefused, match=r"extra_bytes_max: .* needs 200 bytes .* rank 3 even .* is 199$"):
         place(small, Room(199, 300, held_bytes=300), 3)
 

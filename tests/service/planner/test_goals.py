@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,6 +67,75 @@ def test_a_budget_that_cannot_be_planned_with_is_named():
 def test_spent_money_is_counted_to_the_last_cent():
     assert overspent(39.99, 40.0) == "" == overspent(1e9, None)
     assert overspent(40.0, 40.0) == "it has cost 40.00 USD of its budget_usd 40"
+
+
+TWO, FOUR = CountOption(2, "PP2", 1.0, 2.0), CountOption(4, "PP4", 0.6, 4.0)
+"""A thousand steps take 1000 s and 600 s; 3600 of them cost 2 and 2.40 dollars."""
+FASTEST_IS_LATE = (Alert.LATE, "its deadline will be missed: 0.2 h of steps in 0.1 h")
+DOES_NOT_PAY = (Alert.LATE, "its budget does not pay for ending in time")
+
+
+def test_the_time_and_the_price_of_steps_by_hand():
+    assert (TWO.ends_in_s(1_000), FOUR.ends_in_s(1_000)) == (1_000.0, 600.0)
+    assert (TWO.usd_for(3_600), FOUR.usd_for(3_600)) == (2.0, pytest.approx(2.4))
+    assert CountOption(2, "PP2", 1.0).usd_for(3_600) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("left", "now", "counts", "alerts"),
+    [
+        (Remaining(1_000), None, {2, 4}, ()),
+        # What the job would change to must leave a twentieth; what it runs on may use all.
+        (Remaining(1_000, 1_053.0), None, {2, 4}, ()),
+        (Remaining(1_000, 1_052.0), None, {4}, ()),
+        (Remaining(1_000, 1_000.0), 2, {2, 4}, ()),
+        (Remaining(1_000, 999.9), 2, {4}, ()),
+        (Remaining(1_000, 632.0), None, {4}, ()),
+        (Remaining(1_000, 500.0), None, {4}, (FASTEST_IS_LATE,)),
+        (Remaining(1_000, 1.0), 2, {4}, ((Alert.LATE, "its deadline will be missed: 0.2 h of steps in 0.0 h"),)),
+        (Remaining(1_000, 0.0), None, {4}, ((Alert.LATE, "its deadline has passed"),)),
+        (Remaining(3_600, usd=2.53), None, {2, 4}, ()),
+        (Remaining(3_600, usd=2.52), None, {2}, ()),
+        (Remaining(3_600, usd=2.0), 2, {2}, ()),
+        (
+            Remaining(3_600, usd=1.99),
+            2,
+            {2},
+            ((Alert.OVER_BUDGET, "its budget ends first: 2.00 USD more are needed at least"),),
+        ),
+        # In time on four only, and there is money for two only.
+        (Remaining(3_600, 3_000.0, 2.2), None, {2}, (DOES_NOT_PAY,)),
+        # Late on all, and there is money for two only: one alert says so.
+        (Remaining(1_000, 500.0, 0.6), None, {2}, (FASTEST_IS_LATE,)),
+        (
+            Remaining(3_600, 3_000.0, 1.0),
+            None,
+            {2},
+            ((Alert.OVER_BUDGET, "its budget ends first: 2.00 USD more are needed at least"), DOES_NOT_PAY),
+        ),
+    ],
+)
+def test_the_numbers_of_nodes_that_time_and_money_leave_by_hand(left, now, counts, alerts):
+    for given_options in ((TWO, FOUR), (FOUR, TWO)):
+        found = within_goals(given_options, left, now)
+        assert (found.counts, found.alerts) == (counts, alerts)
+
+
+def test_of_numbers_of_nodes_that_are_alike_the_smaller_is_taken():
+    # As fast, and so as dear; the deadline has passed, and the budget too.
+    alike = [CountOption(nodes, f"PP{nodes}", 1.0, 2.0) for nodes in (8, 6, 7)]
+    assert within_goals(alike, Remaining(1_000, -1.0), None).counts == {6}
+    assert within_goals(alike, Remaining(3_600, usd=-1.0), None).counts == {6}
+    # One is fast and dear; of the others, which there is money for, the faster, and of those the smaller.
+    paid = [CountOption(5, "PP5", 3.0, 0.1), CountOption(8, "PP8", 2.0, 0.2), CountOption(6, "PP6", 2.0, 0.2)]
+    found = within_goals([CountOption(9, "PP9", 1.0, 90.0), *paid], Remaining(3_600, 4_000.0, 1.0), None)
+    assert (found.counts, found.alerts) == ({6}, (DOES_NOT_PAY,))
+
+
+def test_a_budget_is_left_out_where_one_price_is_not_known():
+    unpriced = CountOption(4, "PP4", 0.6)
+    assert within_goals([TWO, unpriced], Remaining(3_600, usd=0.1), None).counts == {2, 4}
+    assert within_goals([TWO, FOUR], Remaining(3_600, usd=0.1), None).counts == {2}
 
 
 @settings(deadline=None, max_examples=60)

@@ -46,6 +46,35 @@ def test_the_error_is_of_the_median_and_falls_with_the_number_of_steps():
     assert as_of_now([world("A", 1.0)])[0].error == 0.0
 
 
+def test_the_step_and_its_error_by_hand():
+    """The median absolute deviation of a normal spread is its standard deviation over 1.4826; the standard error of a
+    median is 1.2533 times that of a mean."""
+    steps = (2.0, 2.4, 1.6, 2.0, 2.2, 1.8, 2.0, 2.6, 1.4)  # Away from 2 by 0, 0, 0, 0.2, 0.2, 0.4, 0.4, 0.6, 0.6.
+    [found] = as_of_now([WorldSteps("A", (9.0,) * 5 + steps)])
+    assert (found.layout, found.seconds) == ("A", 2.0)
+    assert found.error == pytest.approx(1.2533 * 1.4826 * 0.1 / 3)
+    [early] = as_of_now([WorldSteps("A", (4.0, 5.0, 6.0))])
+    assert early.error == pytest.approx(1.2533 * 1.4826 * 0.2 / 3**0.5)
+
+
+def test_three_steps_are_enough_and_of_more_than_25_the_newest_count():
+    assert seconds_by_layout(WorldSteps("A", (9.0,) * 5 + (1.0, 2.0, 4.0))) == {"A": 2.0}
+    assert seconds_by_layout(WorldSteps("A", (9.0,) * 5 + (1.0, 2.0))) == {"A": 9.0}, "all seven, as they are"
+    # Of 25 steps the 13th decides: 13 of the last 25 are short.
+    assert seconds_by_layout(WorldSteps("A", (9.0,) * 30 + (7.0,) * 12 + (1.0,) * 13)) == {"A": 1.0}
+    assert seconds_by_layout(WorldSteps("A", (9.0,) * 30 + (7.0,) * 13 + (1.0,) * 12)) == {"A": 7.0}
+    now = WorldSteps("B", (9.0,) * 5 + (1.0,) * 13 + (2.0,) * 12 + (3.0,) * 25)
+    assert seconds_by_layout(now, WorldSteps("A", (2.0,) * 3)) == {"A": 6.0, "B": 3.0}
+    later = WorldSteps("B", (9.0,) * 5 + (1.0,) * 12 + (2.0,) * 13 + (3.0,) * 25)
+    assert seconds_by_layout(later, WorldSteps("A", (2.0,) * 3)) == {"A": 3.0, "B": 3.0}
+
+
+def test_of_two_short_worlds_the_newer_stands_for_the_layout_and_no_change_is_seen_in_them():
+    short = WorldSteps("A", (4.0, 4.0, 4.0)), WorldSteps("A", (7.0, 7.0, 7.0)), WorldSteps("B", (5.0, 5.0, 6.0))
+    assert seconds_by_layout(*short) == {"A": 4.0, "B": 5.0}
+    assert [item.layout for item in as_of_now([world("B", 1.0), world("A", 1.0)])] == ["A", "B"]
+
+
 def nodes(count: int) -> tuple[PlanNode, ...]:
     return tuple(PlanNode(f"n{number}", 1) for number in range(count))
 

@@ -1,0 +1,224 @@
+"""The layouts that a job could run in: which there are, in which order, and on how many nodes each."""
+
+from dataclasses import replace
+
+import pytest
+
+from agent.protocol.jobfile import JobFile, parse_layout
+from liver_core.layout import Member, ParallelLayout
+from service.planner import choices as module
+from service.planner.by_count import BestByCount, GrowingFleet
+from service.planner.choices import (
+    Candidates,
+    Choice,
+    best_choice,
+    choices,
+    fitting_layouts,
+    lies_whole,
+    most_nodes,
+    step_times,
+)
+from service.planner.inputs import LayoutUse, PlanInputs, PlanNode, World
+from service.planner.step_time import DeviceRates, StepEstimate, rates_of
+from tests.service.fake_agent import JOB
+from tests.service.planner.test_decision import job, nodes
+
+TIMES = (("TP1xPP4xDP1", 1.0), ("TP1xPP2xDP1", 3.0), ("TP1xPP1xDP2", 2.0))
+ALLOWED = {"allowed": ["PP2", "PP4", "DP2"]}
+
+
+def members(*names: str) -> tuple[Member, ...]:
+    return tuple(Member(name[:-1], int(name[-1])) for name in names)
+
+
+def named(found: tuple[ParallelLayout, ...]) -> list[str]:
+    return [str(layout) for layout in found]
+
+
+def test_candidates_are_sorted_by_their_steps_and_fit_the_nodes_that_the_job_may_use():
+    inputs = PlanInputs(job(layouts=ALLOWED), nodes(*"abcd"), step_seconds=TIMES)
+    found = Candidates.of(inputs)
+    assert [(step.seconds, str(layout)) for step, layout in found.by_step] == [
+        (1.0, "TP1xPP4xDP1"), (2.0, "TP1xPP1xDP2"), (3.0, "TP1xPP2xDP1"),
+    ]  # fmt: skip
+    assert named(tuple(layout for _, layout in found.only("TP1xPP2xDP1").by_step)) == ["TP1xPP2xDP1"]
+    assert found.only("TP1xPP3xDP1").by_step == ()
+    three = replace(inputs, job=job(layouts=ALLOWED, nodes={"min": 2, "max": 3}))
+    assert (most_nodes(inputs), most_nodes(three), most_nodes(replace(inputs, nodes=nodes("a", "b")))) == (4, 3, 2)
+    assert [str(layout) for _, layout in Candidates.of(three).by_step] == ["TP1xPP1xDP2", "TP1xPP2xDP1"]
+
+
+def test_choices_are_those_with_a_slot_for_every_rank_the_fastest_first():
+    inputs = PlanInputs(job(layouts=ALLOWED), nodes(*"abc"), step_seconds=TIMES)
+    known = Candidates.of(replace(inputs, nodes=nodes(*"abcd")))
+    measured = [Choice(parse_layout(name), StepEstimate(seconds, 0.0, True), 3, True) for name, seconds in TIMES]
+    assert choices(inputs, known) == [measured[2], measured[1]]
+    assert best_choice(inputs, known) == measured[2]
+    assert best_choice(replace(inputs, nodes=nodes("a")), known) is None
+
+
+def test_a_spread_group_counts_with_its_slower_links_and_may_so_come_after_others():
+    """TP2 is predicted to be the faster one where its groups lie on one node; here none does."""
+    model = JOB["model"] | {"hidden_size": 1_024, "num_layers": 2, "seq_length": 512}
+    inputs = PlanInputs(
+        job(layouts={"allowed": ["TP2", "PP2"]}, model=model),
+        tuple(PlanNode(name, 1, device="H100") for name in "ab"),
+    )
+    known = Candidates.of(inputs)
+    assert [str(layout) for _, layout in known.by_step] == ["TP2xPP1xDP1", "TP1xPP2xDP1"]
+    times = step_times(inputs)
+    two, spread = choices(inputs, known)
+    assert (str(two.layout), two.whole, two.step) == ("TP1xPP2xDP1", True, times.of_layout(two.layout))
+    assert (str(spread.layout), spread.whole) == ("TP2xPP1xDP1", False)
+    assert spread.step == times.of_layout(spread.layout, whole=False)
+    assert known.by_step[0][0].seconds < known.by_step[1][0].seconds < spread.step.seconds
+    assert best_choice(inputs, known) == two
+
+
+def test_pinned_layouts_go_from_the_most_nodes_to_the_least_that_the_job_must_use():
+    pins = [{"nodes": 1, "layout": "TP2"}, {"nodes": 2, "layout": "TP2"}, {"nodes": 4, "layout": "PP4"}]
+    inputs = PlanInputs(
+        job(layouts={"pinned": pins}),
+        nodes(*"abcde", slots=2),
+        step_seconds=(("TP1xPP4xDP1", 9.0), ("TP2xPP1xDP1", 0.1)),
+    )
+    assert Candidates.of(inputs) == Candidates(())
+    found = choices(inputs, Candidates(()))
+    assert [(str(each.layout), each.most, each.step.seconds) for each in found] == [
+        ("TP1xPP4xDP1", 4, 9.0), ("TP2xPP1xDP1", 2, 0.1),
+    ]  # fmt: skip
+    assert best_choice(inputs, Candidates(())) == found[0]
+    three = choices(replace(inputs, nodes=nodes(*"abc", slots=2)), Candidates(()))
+    assert [each.most for each in three] == [2]
+
+
+def test_a_list_that_was_cut_is_made_anew_where_nothing_of_it_fits(monkeypatch):
+    large = Candidates.of(PlanInputs(job(layouts={"allowed": ["PP4", "DP4"]}), nodes(*"abcd")))
+    small = PlanInputs(job(layouts=ALLOWED), nodes("a", "b"), step_seconds=TIMES)
+    monkeypatch.setattr(module, "CANDIDATES_MAX", 3)
+    assert best_choice(small, large) is None
+    monkeypatch.setattr(module, "CANDIDATES_MAX", 2)
+    found = best_choice(small, large)
+    assert found is not None and str(found.layout) == "TP1xPP1xDP2"
+
+
+@pytest.mark.parametrize(
+    ("world", "history", "degrees"),
+    [
+        (None, (), {1, 2, 4}),
+        (ParallelLayout(tp=2), (), {2}),
+        (ParallelLayout(tp=2), ("PP2", "TP4"), {2}),
+        (None, ("PP2", "TP4"), {4}),
+        (None, ("TP4", "PP2"), {1}),
+    ],
+)
+def test_a_job_that_keeps_its_tp_keeps_that_of_its_world_or_else_its_last(world, history, degrees):
+    names = ("a0", "b0", "c0", "d0")
+    inputs = PlanInputs(
+        job(layouts={"allowed": ["TP4", "TP2", "PP2"]}, policy={"keep_tp": True}),
+        nodes(*"abcd"),
+        None if world is None else World(1, world, members(*names[: world.world_size])),
+        history=tuple(LayoutUse(2, str(parse_layout(name))) for name in history),
+    )
+    assert {layout.tp for layout in fitting_layouts(inputs, 4)} == degrees
+    assert {layout.tp for _, layout in Candidates.of(inputs).by_step} == degrees
+    free = replace(inputs, job=job(layouts={"allowed": ["TP4", "TP2", "PP2"]}, policy={}))
+    assert {layout.tp for layout in fitting_layouts(free, 4)} == {1, 2, 4}
+
+
+FIRST, SECOND = "TP2xPP2xDP1", "TP2xPP1xDP2"
+ON_FOUR = World(1, parse_layout(FIRST), members("a0", "b0", "c0", "d0"))
+ON_THREE = World(1, parse_layout("PP3"), members("a0", "b0", "c0"))
+
+
+@pytest.mark.parametrize(
+    ("world", "history", "fleet", "layout"),
+    [
+        (None, (), "abcd", FIRST),
+        (None, (FIRST,), "abcd", SECOND),
+        # On its own nodes it keeps the layout that it has.
+        (ON_FOUR, (FIRST,), "abcd", FIRST),
+        (ON_FOUR, (FIRST,), "abcde", FIRST),
+        (ON_FOUR, (), "abcd", FIRST),
+        (replace(ON_FOUR, layout=parse_layout(SECOND)), (FIRST, SECOND), "abcd", SECOND),
+        # With another node for one of them, or from another number of nodes, it changes.
+        (ON_FOUR, (FIRST,), "abce", SECOND),
+        (ON_THREE, (FIRST, "TP1xPP3xDP1"), "abcd", SECOND),
+    ],
+)
+def test_a_pinned_layout_is_changed_only_with_the_nodes(world, history, fleet, layout):
+    uses = tuple(LayoutUse(parse_layout(name).world_size, name) for name in history)
+    inputs = PlanInputs(JobFile.model_validate(JOB), nodes(*fleet), world, history=uses)
+    assert named(fitting_layouts(inputs, 4)) == [layout]
+
+
+def test_a_group_lies_whole_where_all_of_its_ranks_are_on_one_node():
+    two = ParallelLayout(tp=2, dp=2)
+    assert lies_whole(two, members("a0", "a1", "b0", "b1"))
+    assert not lies_whole(two, members("a0", "b0", "b1", "a1"))
+    assert not lies_whole(two, members("a0", "a1", "b0", "c0"))
+    assert not lies_whole(two, members("a0", "b0", "c0", "c1"))
+    assert lies_whole(ParallelLayout(dp=4), members("a0", "b0", "c0", "d0"))
+    assert not lies_whole(ParallelLayout(tp=4), members("a0", "a1", "b0", "b1"))
+
+
+def test_the_device_is_that_of_the_first_node_that_tells_its():
+    fleet = (PlanNode("a", 1), PlanNode("b", 1, device="NVIDIA H100 80GB"), PlanNode("c", 1, device="T4"))
+    assert step_times(PlanInputs(job(), fleet)).rates == rates_of("H100") != rates_of("T4")
+    assert step_times(PlanInputs(job(), fleet[:1])).rates == DeviceRates()
+
+
+@pytest.mark.parametrize(
+    ("layout", "least", "holds", "whole"),
+    [
+        # Nodes of one, four and two slots: one, five and seven in all; no, two and three pairs of slots.
+        ("DP1", 1, 1, 1),
+        ("DP2", 1, 2, 2),
+        ("DP5", 1, 2, 2),
+        ("DP6", 1, 3, 3),
+        ("DP7", 1, 3, 3),
+        ("DP8", 1, None, None),
+        ("TP2", 1, 2, 2),
+        ("TP2xDP2", 1, 2, 2),
+        ("TP2xDP3", 1, 3, 3),
+        ("TP7", 1, 3, None),
+        ("TP4", 1, 2, 2),
+        # With at least two nodes: one rank is too few; one group too, though its ranks may be spread.
+        ("DP1", 2, None, None),
+        ("DP2", 2, 2, 2),
+        ("TP2", 2, 2, None),
+        ("TP2xDP2", 2, 2, 3),
+        ("DP3", 3, 3, 3),
+        ("TP2xDP3", 3, 3, None),
+        ("DP2", 3, None, None),
+    ],
+)
+def test_from_how_many_nodes_on_a_layout_fits_by_hand(layout, least, holds, whole):
+    fleet, wanted = GrowingFleet((1, 4, 2), least), parse_layout(layout)
+    assert (fleet.holds_from(wanted), fleet.keeps_groups_from(wanted)) == (holds, whole)
+
+
+def test_the_best_layout_of_each_number_of_nodes_by_hand():
+    inputs = PlanInputs(job(layouts=ALLOWED, nodes={"min": 1, "max": 5}), nodes(*"abcde"), step_seconds=TIMES)
+    known, times = Candidates.of(inputs), step_times(inputs)
+    found = BestByCount.of(known, (1, 1, 1, 1, 1), 1, times).choices
+    assert {count: (str(best.layout), best.step.seconds, best.most, best.whole) for count, best in found.items()} == {
+        2: ("TP1xPP1xDP2", 2.0, 2, True),
+        3: ("TP1xPP1xDP2", 2.0, 3, True),
+        4: ("TP1xPP4xDP1", 1.0, 4, True),
+        5: ("TP1xPP4xDP1", 1.0, 5, True),
+    }
+    assert list(BestByCount.of(known, (1, 1, 1, 1, 1), 3, times).choices) == [4, 5], "two ranks are on two nodes"
+    alike = tuple((replace(step, seconds=1.0), layout) for step, layout in known.by_step)
+    first = BestByCount.of(Candidates(alike), (4,), 1, times).choices[1]
+    assert str(first.layout) == str(alike[0][1]), "of equal ones the first"
+
+
+def test_a_spread_layout_is_the_best_of_a_number_of_nodes_until_a_node_can_hold_its_group():
+    inputs = PlanInputs(job(layouts={"allowed": ["TP2"]}, nodes={"min": 1, "max": 3}), nodes(*"abc"))
+    times, layout = step_times(inputs), ParallelLayout(tp=2)
+    found = BestByCount.of(Candidates.of(replace(inputs, nodes=nodes("a", slots=2))), (1, 1, 2), 1, times).choices
+    assert found == {
+        2: Choice(layout, times.of_layout(layout, whole=False), 2, False),
+        3: Choice(layout, times.of_layout(layout), 3, True),
+    }
