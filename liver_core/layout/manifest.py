@@ -100,8 +100,6 @@ class ParameterSpec:
 
     def local_shape(self, tp: int) -> tuple[int, ...]:
         """The shape on each of `tp` ranks; the caller has checked that it divides (`check_fits`)."""
-        if self.tp_dim is None:
-            return self.shape
         return tuple(size // tp if dim == self.tp_dim else size for dim, size in enumerate(self.shape))
 
 

@@ -167,3 +167,15 @@ def test_a_poll_that_nobody_answers_ends_well_inside_a_notice_of_30_seconds(monk
 def test_a_body_that_is_too_long_is_not_read() -> None:
     (seen,), _ = look(Reply(flood_bytes=200_000_000, headers=GOOGLE))
     assert isinstance(seen, Unknown) and f"more than {BODY_BYTES_MAX} bytes" in seen.reason
+
+
+def test_a_mistake_of_the_agents_own_is_not_taken_for_an_answer_of_the_cloud() -> None:
+    def now() -> datetime:
+        # Twice while the source is made, once when the poll says nothing, and then for the key of maintenance.
+        if next(calls) > 3:
+            raise ArithmeticError("no time")
+        return NOON
+
+    calls = iter(range(1, 100))
+    with pytest.raises(ArithmeticError, match="no time"):
+        look(Reply(body="FALSE", headers=GOOGLE), now=now)

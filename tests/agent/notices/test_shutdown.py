@@ -127,6 +127,21 @@ def test_without_a_bus_or_without_logind_on_it_nothing_is_harmed(bus: str, tmp_p
         assert second.announcements[0].deadline_utc == NOON + timedelta(seconds=20)
 
 
+def test_of_two_announcements_the_earlier_end_counts_whichever_comes_first(tmp_path: Path) -> None:
+    async def run(*within_s: float) -> Observation:
+        source = ShutdownSource(has_work=lambda: True, now=lambda: NOON, address=f"unix:path={tmp_path / 'nobody'}")
+        for each in within_s:
+            source.announce_stop(each)
+        return await announced(source)
+
+    for within_s in ((20, 60), (60, 20), (20, 20)):
+        seen = asyncio.run(run(*within_s))
+        assert isinstance(seen, Announced)
+        (heard,) = seen.announcements
+        assert heard.deadline_utc == NOON + timedelta(seconds=20)
+        assert (heard.kind, heard.raw) == (NoticeKind.INTERRUPTION, "SIGTERM while the system stops")
+
+
 @pytest.mark.parametrize(("said", "is_stopping"), [("stopping", True), ("running", False), ("degraded", False)])
 def test_whether_the_whole_system_stops_is_asked_of_systemd(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, is_stopping: bool

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from liver_core.handoff import LadderInputs, Rung, choose_rung
-from liver_core.handoff.ladder import cutover_deadlines
+from liver_core.handoff.ladder import RungChoice, cutover_deadlines, rung_for_nearer_deadline, unhurried_s
 
 ROOMY = LadderInputs(
     bytes_to_move=10_000_000_000,
@@ -281,3 +281,36 @@ def test_a_number_that_cannot_be_is_refused_by_name(changes: dict, complaint: st
     with pytest.raises(ValueError, match=complaint):
         choose_rung(replace(ROOMY, **changes))
     choose_rung(replace(ROOMY, **dict.fromkeys(changes, 0)))
+
+
+@pytest.mark.parametrize(
+    ("left_s", "rung", "spent_s", "expected"),
+    [
+        # Whatever else would be chosen now, what was begun goes on.
+        (105.0, Rung.STOP_AND_COPY, 0.0, Rung.STOP_AND_COPY),
+        (None, Rung.STOP_AND_COPY, 0.0, Rung.STOP_AND_COPY),
+        (45.0, Rung.LIVE, 0.0, Rung.LIVE),
+        # A copy needs 20 s of preparation, 10 s and a step of 5 s, and 10 s of margin.
+        (44.9, Rung.LIVE, 0.0, Rung.RESCUE),
+        (44.9, Rung.LIVE, 1.0, Rung.LIVE),
+        (25.0, Rung.LIVE, 20.0, Rung.LIVE),
+        # No more than 20 s can have been spent to any use.
+        (24.9, Rung.LIVE, 25.0, Rung.RESCUE),
+        (24.9, Rung.RESCUE, 25.0, Rung.RESCUE),
+        (0.0, Rung.LIVE, 0.0, Rung.LIVE),
+    ],
+)
+def test_a_nearer_deadline_makes_a_rescue_of_an_open_handoff_where_only_that_is_in_time(
+    left_s, rung, spent_s, expected
+):
+    taken, why = rung_for_nearer_deadline(replace(ROOMY, seconds_to_deadline=left_s), rung, spent_s=spent_s)
+    assert taken is expected
+    if expected is rung:
+        assert why == ""
+    else:
+        assert why.startswith("; live: ") and f"; rescue: needs 7.0 s of the {left_s} s left" in why
+
+
+def test_a_handoff_that_nothing_presses_has_three_times_its_estimate_and_an_hour_at_most():
+    for estimate_s, limit_s in ((0.0, 0.0), (61.0, 183.0), (1_199.0, 3_597.0), (1_201.0, 3_600.0)):
+        assert unhurried_s(RungChoice(Rung.LIVE, estimate_s, ())) == limit_s

@@ -45,6 +45,23 @@ def test_a_published_step_lies_in_its_slot_with_header_and_counter():
     assert regions[SLOTS].tolist() == [8, 10]
 
 
+def test_only_the_next_version_is_published_and_stepped_to_and_only_whole_gradients():
+    made = ring(version=3)
+    for version in (2, 3, 5):
+        with pytest.raises(ValueError, match=f"header of version {version}, expected 4"):
+            made.publish((torch.ones(5),), header(version))
+        with pytest.raises(ValueError, match=f"stepped to version {version} from 3"):
+            made.stepped(version)
+    for version in (2, 4):
+        with pytest.raises(ValueError, match=f"steps from version {version}, but stands at 3"):
+            made.stepping(version)
+    for parts in ((torch.ones(4),), (torch.ones(6),), (torch.ones(4), torch.ones(2))):
+        total = sum(part.numel() for part in parts)
+        with pytest.raises(ValueError, match=f"gradients have {total} elements, the ring has 5"):
+            made.publish(parts, header(4))
+    assert (int(made.regions[COUNTER][0]), made.regions[SLOTS].tolist()) == (6, [NEVER, NEVER]), "nothing is begun"
+
+
 def test_all_memory_is_in_the_regions_and_the_regions_keep_their_place():
     made = ring()
     places = {kind: tensor.data_ptr() for kind, tensor in made.regions.items()}

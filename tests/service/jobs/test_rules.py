@@ -230,6 +230,15 @@ def test_a_running_job_of_which_no_step_was_seen_is_counted_from_when_it_began_t
     assert act(replace(running, state_changed_at=at(2 - after_s))).do is Do.NOTHING
 
 
+def test_steps_of_before_the_service_listened_again_may_not_have_been_heard_yet():
+    silent = view(silent=("c",), last_step_at=at(-100), listening_since=at(-20))
+    assert act(silent).do is Do.NOTHING
+    again = act(replace(silent, listening_since=at(-20.1)))
+    assert (again.do, again.reason.split(";")[0]) == (Do.START, "c is silent and no step was made for 100 s")
+    assert act(replace(silent, last_step_at=at(-20), listening_since=at(-100))).do is Do.NOTHING
+    assert act(replace(silent, last_step_at=at(-20.1), listening_since=at(-100))).do is Do.START
+
+
 def test_the_reason_is_that_of_the_rank_that_failed_and_not_of_those_that_miss_it():
     survivor = RankError("rank 0 on node a is failed: it misses a peer", "it misses a peer", said=FELT)
     first = RankError("rank 1 on node c is failed: killed by SIGKILL", "killed by SIGKILL")

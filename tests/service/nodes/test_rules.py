@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from service.nodes.listening import Listening
-from service.nodes.rules import announces_its_end, are_many, heard_until, state_of
+from service.nodes.rules import announces_its_end, answers, are_many, heard_until, state_of
 from service.nodes.tables import NodeState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -43,6 +43,7 @@ def test_four_nodes_or_more_that_are_at_least_half_of_all_are_many(fallen, heard
         (3.0, 3, 0.0),
         (40.0, 3, 37.0),
         (119.0, 2, 116.0),
+        (120.0, 2, 117.0),
         (121.0, 2, 0.0),
         (40.0, 1, 0.0),
     ],
@@ -56,3 +57,13 @@ def test_only_a_source_that_announces_a_loss_bars_its_node():
     assert announces_its_end({"announces": ["rebalance", "maintenance"]})
     assert not announces_its_end({"announces": ["rebalance"]})
     assert not announces_its_end(None)
+
+
+def test_a_machine_that_answered_another_agent_six_seconds_ago_is_there():
+    for ago_s, is_there in ((0.0, True), (6.0, True), (6.1, False)):
+        assert answers(NOW - timedelta(seconds=ago_s), NOW) is is_there
+    assert not answers(None, NOW)
+
+
+def test_where_no_node_was_ever_heard_it_is_not_the_service_that_is_deaf():
+    assert heard_until(None, nodes=3, now=NOW, silent_after_s=6) == NOW
