@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.protocol.jobfile import parse_layout
 from service.planner import losses
-from service.planner.choices import Candidates, best_choice
+from service.planner.choices import Candidates, best_choice, step_times
 from service.planner.decision import decide, seconds_of
 from service.planner.feasibility import rule_violations
 from service.planner.inputs import PlanInputs, PlannerVerdict, PlanNode, PoolMarket
@@ -111,6 +111,8 @@ def test_no_more_plans_are_made_than_may_travel_and_one_always_is(monkeypatch):
     inputs = started(PlanInputs(job(), nodes("a", "b", "c", "d")))
     monkeypatch.setattr(losses, "SEATS_IN_PLANS_MAX", 9)
     assert [plan.leaving for plan in standing_plans(inputs)] == [("a",), ("b",)]
+    monkeypatch.setattr(losses, "SEATS_IN_PLANS_MAX", 8)
+    assert len(standing_plans(inputs)) == 2, "four seats in each"
     monkeypatch.setattr(losses, "SEATS_IN_PLANS_MAX", 1)
     assert len(standing_plans(inputs)) == 1
 
@@ -204,3 +206,97 @@ def test_a_job_says_itself_for_which_gain_it_moves():
     for least, verdict in ((0.05, PlannerVerdict.MOVE), (0.2, PlannerVerdict.STAY)):
         rules = job(layouts={"allowed": ["PP4", "DP4"]}, policy={"gain_min": least})
         assert decide(replace(at, job=rules, step_seconds=times)).verdict is verdict
+
+
+def test_after_a_loss_nothing_is_offered_and_fewer_nodes_of_the_pool_are_ours():
+    markets = (
+        PoolMarket("a", 1.0, offered=3, on_demand_offered=2, ours=5),
+        PoolMarket("b", 2.0, offered=1, ours=1),
+        PoolMarket("c", 3.0, on_demand_offered=4, ours=7),
+        PoolMarket("d", 4.0, offered=9),
+    )
+    inputs = PlanInputs(job(), (*pooled(3), *pooled(3, "b"), *pooled(1, "d")), markets=markets)
+    left = without(inputs, ("a0", "a2", "b0", "b1", "d0", "elsewhere"))
+    assert [node.node_id for node in left.nodes] == ["a1", "b2"]
+    assert left.markets == (
+        PoolMarket("a", 1.0, ours=3), PoolMarket("b", 2.0, ours=0), PoolMarket("c", 3.0, ours=7), PoolMarket("d", 4.0),
+    )  # fmt: skip
+
+
+def test_of_several_nodes_the_largest_are_taken_to_be_lost():
+    """Six ranks on nodes of one, two and three slots; what is left is what the others hold."""
+    allowed = {"allowed": ["PP6", "PP5", "PP4", "PP3", "PP1"]}
+    fleet = tuple(PlanNode(name, slots) for name, slots in zip("abc", (1, 2, 3), strict=True))
+    inputs = started(PlanInputs(job(layouts=allowed, nodes={"min": 1, "max": 3}, model=MODEL), fleet))
+    assert [(plan.what, plan.nodes_lost, plan.layout) for plan in loss_plans(inputs)] == [
+        ("one of 1 nodes with 3 slots", 1, "TP1xPP3xDP1"),
+        ("one of 1 nodes with 2 slots", 1, "TP1xPP4xDP1"),
+        ("one of 1 nodes with 1 slots", 1, "TP1xPP5xDP1"),
+        ("any 2 nodes", 2, "TP1xPP1xDP1"),
+    ]
+
+
+def test_what_a_loss_costs_in_steps_and_why_nothing_is_left_by_hand():
+    rules = job(layouts={"allowed": ["PP5", "PP3"]}, nodes={"min": 2, "max": 5}, model=MODEL)
+    first = started(PlanInputs(rules, nodes(*"abcde")))
+    inputs = replace(first, step_seconds=(("TP1xPP5xDP1", 0.5), ("TP1xPP3xDP1", 2.0)))
+    one, two, four = loss_plans(inputs)
+    assert (one.what, one.layout, one.step_s, one.times_slower) == (
+        "one of 5 nodes with 1 slots", "TP1xPP3xDP1", 2.0, 4.0,
+    )  # fmt: skip
+    assert one.reason == "TP1xPP3xDP1, 2 s measured per step"
+    assert (two.what, two.nodes_lost, two.layout) == ("any 2 nodes", 2, "TP1xPP3xDP1")
+    assert (four.what, four.nodes_lost, four.layout, four.step_s, four.times_slower) == (
+        "any 4 nodes", 4, None, None, None,
+    )  # fmt: skip
+    assert four.reason == "1 nodes are left, the job needs at least nodes.min 2"
+    large = replace(first, job=job(layouts={"allowed": ["PP5", "PP4"]}, nodes={"min": 2, "max": 5}, model=MODEL))
+    assert [plan.reason for plan in loss_plans(large)][1] == "no layout fits the nodes that are left"
+
+
+def test_a_loss_that_leaves_only_spread_groups_says_so():
+    allowed = {"allowed": ["TP2xPP2", "TP2"]}
+    rules = job(layouts=allowed, nodes={"min": 1, "max": 3})
+    inputs = started(PlanInputs(rules, (*nodes("a", slots=2), *nodes("b", "c"))))
+    reasons = {plan.what: plan.reason for plan in loss_plans(inputs)}
+    assert reasons["one of 1 nodes with 2 slots"].endswith("; no nodes can hold each TP group whole")
+    assert "whole" not in reasons["one of 2 nodes with 1 slots"]
+
+
+def test_of_the_sizes_that_a_pool_has_lost_at_once_the_four_most_frequent_are_shown():
+    allowed = {"allowed": [f"DP{count}" for count in range(1, 9)]}
+    sizes = ((1, 0.5), (2, 0.05), (3, 0.1), (4, 0.15), (5, 0.1), (6, 0.05), (7, 0.03), (8, 0.02))
+    rules = job(nodes={"min": 1, "max": 8}, layouts=allowed, global_batch=840)
+    inputs = replace(started(PlanInputs(rules, pooled(8))), markets=(PoolMarket("a", group_sizes=sizes),))
+    shown = [plan.what for plan in loss_plans(inputs) if "of its losses" in plan.what]
+    assert shown == [
+        f"{count} nodes of pool a, {share}% of its losses" for count, share in ((4, 15), (3, 10), (5, 10), (2, 5))
+    ]
+    assert [plan.what for plan in loss_plans(inputs)][:3] == [
+        "one of 8 nodes with 1 slots", "any 2 nodes", "any 4 nodes",
+    ]  # fmt: skip
+
+
+def test_groups_have_plans_up_to_a_size_and_of_equal_ones_the_smaller_first(monkeypatch):
+    allowed = {"allowed": [f"DP{count}" for count in range(1, 5)]}
+    inputs = started(PlanInputs(job(nodes={"min": 1, "max": 4}, layouts=allowed, global_batch=840), pooled(4)))
+    # Of six pairs each is lost as often as each of four triples: 0.375 / 6 = 0.25 / 4.
+    market = PoolMarket("a", life_s=10.0, group_sizes=((2, 0.375), (3, 0.25)))
+
+    def groups(market: PoolMarket) -> list[tuple[str, ...]]:
+        return [plan.leaving for plan in standing_plans(replace(inputs, markets=(market,)))][4:]
+
+    names = ("a0", "a1", "a2", "a3")
+    assert groups(market) == [*combinations(names, 2), *combinations(names, 3)]
+    assert groups(replace(market, group_sizes=((4, 1.0),))) == [names]
+    assert groups(replace(market, life_s=None)) == []
+    monkeypatch.setattr(losses, "GROUP_NODES_MAX", 2)
+    assert groups(market) == [*combinations(names, 2)]
+
+
+def test_a_loss_that_no_plan_names_has_a_layout_on_nodes_with_the_devices_that_the_job_has():
+    inputs = PlanInputs(job(layouts={"allowed": ["PP2"]}), tuple(PlanNode(name, 1, device="H100") for name in "ab"))
+    [two] = layouts_by_count(inputs)
+    assert seconds_of(step_times(inputs).of_layout(parse_layout("PP2"))) in two.reason
+    [other] = layouts_by_count(replace(inputs, nodes=nodes("a", "b")))
+    assert two.reason != other.reason

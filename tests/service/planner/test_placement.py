@@ -2,6 +2,7 @@
 
 from itertools import combinations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -115,3 +116,66 @@ def test_a_thousand_nodes_are_placed_at_once():
     room = NodeChoice(tuple(PlanNode(f"n{index:04}", 8 if index % 3 else 6) for index in range(1_000)), 1, 1_000)
     members = place(ParallelLayout(tp=8, dp=600), room)
     assert members is not None and is_whole(ParallelLayout(tp=8, dp=600), members)
+
+
+def test_nodes_are_preferred_by_what_they_hold_where_they_are_and_how_large_and_safe_they_are():
+    fleet = (
+        PlanNode("z", 1, zone="far"), PlanNode("y", 9, zone="far"), PlanNode("m2", 1, zone="near"),
+        PlanNode("m1", 1, zone="near"), PlanNode("b", 2, zone="near"), PlanNode("a", 2, zone="near", is_at_risk=True),
+        PlanNode("c", 3, zone="near"), PlanNode("d", 2),
+    )  # fmt: skip
+    world = World(1, ParallelLayout(dp=2), seats("m10", "m20"))
+    # Members in rank order, then the larger of their zone and of none; at risk after others of its size; others last.
+    assert [node.node_id for node in preferred(PlanInputs(job(), fleet, world))] == [
+        "m1", "m2", "c", "b", "d", "a", "y", "z",
+    ]  # fmt: skip
+    # Without a world: by size, by risk, by the slots of all of the zone (10, 9 and 2), by name.
+    assert [node.node_id for node in preferred(PlanInputs(job(), fleet))] == [
+        "y", "c", "b", "d", "a", "z", "m1", "m2",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("slots", "least", "most", "layout", "expected"),
+    [
+        # The first nodes are filled first; as many are used as must be, and no more than may be.
+        ((2, 2, 2), 1, 3, "DP3", ("a0", "a1", "b0")),
+        ((2, 2, 2), 3, 3, "DP3", ("a0", "b0", "c0")),
+        ((2, 2, 2), 2, 3, "DP2", ("a0", "b0")),
+        ((2, 4), 1, 1, "DP3", ("b0", "b1", "b2")),
+        # With the first one, only the last can hold the rest on two nodes.
+        ((1, 2, 3), 1, 2, "DP4", ("a0", "c0", "c1", "c2")),
+        ((1, 2, 3), 1, 2, "DP5", ("b0", "b1", "c0", "c1", "c2")),
+        ((0, 1, 1), 1, 3, "DP2", ("b0", "c0")),
+        # Groups of two: one on the first, or on each of two.
+        ((4, 4), 1, 2, "TP2xDP3", ("a0", "a1", "a2", "a3", "b0", "b1")),
+        ((4, 4), 2, 2, "TP2xDP2", ("a0", "a1", "b0", "b1")),
+        ((3, 1, 2), 1, 3, "TP2xDP2", ("a0", "a1", "c0", "c1")),
+        ((1, 1, 1), 2, 3, "TP2", ("a0", "b0")),
+        ((2, 2), 3, 3, "DP3", None),
+        ((2, 2), 1, 2, "DP5", None),
+    ],
+)
+def test_where_ranks_go_by_hand(slots, least, most, layout, expected):
+    room = NodeChoice(tuple(PlanNode(name, count) for name, count in zip("abc", slots, strict=False)), least, most)
+    assert place(ParallelLayout.parse(layout), room) == (None if expected is None else seats(*expected))
+
+
+def test_nodes_that_hold_state_keep_what_they_have_before_others_get_more():
+    room = NodeChoice((PlanNode("a", 4), PlanNode("b", 4)), 1, 2)
+    three_groups = place(ParallelLayout(tp=2, dp=3), room, seats("b0", "b1", "b2", "b3"))
+    assert three_groups is not None and set(three_groups) == set(seats("a0", "a1", "b0", "b1", "b2", "b3"))
+    # Two slots of b are of no world: one group is there as before.
+    half = place(ParallelLayout(tp=2, dp=3), room, seats("b0", "b1"))
+    assert half is not None and set(half) == set(seats("a0", "a1", "a2", "a3", "b0", "b1"))
+    six = place(ParallelLayout(dp=5), room, seats("b0", "b1", "b2"))
+    assert six is not None and set(six) == set(seats("a0", "a1", "b0", "b1", "b2"))
+
+
+def test_as_many_groups_as_can_be_lie_whole_where_not_all_can():
+    """One of two groups on the only node that holds it, though it is the last; without that the first four would do."""
+    room = NodeChoice((*(PlanNode(name, 1) for name in "abcd"), PlanNode("e", 2)), 1, 5)
+    members = place(ParallelLayout(tp=2, pp=2), room)
+    assert members is not None and set(members) == set(seats("a0", "b0", "e0", "e1"))
+    assert {member.node_id for member in members[:2]} in ({"e"}, {"a", "b"})
+    assert place(ParallelLayout(pp=4), room) == seats("a0", "b0", "c0", "d0")
