@@ -8,7 +8,7 @@ from agent.protocol.sync import CheckpointFact, HandoffMeasures
 from liver_core.handoff import RankStage
 from liver_core.layout import ParallelLayout
 from service.ledger.queries import CauseSum
-from service.ledger.restarts import Observed, restarts_instead
+from service.ledger.restarts import Observed, observed, restarts_instead
 from service.ledger.tables import Cause
 from tests.service.fake_agent import mirror, roster
 
@@ -40,7 +40,7 @@ def test_what_was_never_seen_is_null_and_said(saves_s, starts_s, missing):
     assert found.estimate == f"no estimate yet: this job has not been seen to complete a {missing}"
 
 
-def test_the_api_says_what_restarts_would_have_cost_once_a_start_and_a_save_were_seen(running, client, clock):
+def test_the_api_says_what_restarts_would_have_cost_once_a_start_and_a_save_were_seen(running, client, clock, database):
     job_id, agent, other = running
     asked = {"params": {"job_id": job_id}}
     assert client.get("/api/v1/ledger/restarts", **asked).json()["slot_seconds"] is None
@@ -61,6 +61,10 @@ def test_the_api_says_what_restarts_would_have_cost_once_a_start_and_a_save_were
     assert found["handoffs_slot_seconds"] == 2 * 0.5
     assert client.get("/api/v1/ledger", **asked).json()["egress"] == {"bytes": 3 * 10**9, "dollars": 0.03}
     assert client.get("/api/v1/ledger/restarts", params={"job_id": "none"}).status_code == 404
+    with database.sessions() as session:
+        assert observed(session, job_id) == Observed([(2, 2)], [2.0], [], [5.0])
+        for other_id in (job_id[:-1], f"{job_id}0"):
+            assert observed(session, other_id) == Observed([], [], [], []), "of this job, not of those beside it"
 
 
 def test_bytes_without_a_price_cost_an_unknown_amount(running, client, clock):
