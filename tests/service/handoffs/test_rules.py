@@ -3,9 +3,11 @@
 import itertools
 from datetime import UTC, datetime
 
-from agent.protocol.values import HandoffCause, HandoffState
-from liver_core.layout import ParallelLayout
-from service.handoffs.rules import Copy, is_newer, is_open, orders_differ, replaces, why_opened
+import pytest
+
+from agent.protocol.values import HandoffCause, HandoffState, Placement
+from liver_core.layout import Member, ParallelLayout
+from service.handoffs.rules import Copy, Declined, is_newer, is_open, orders_differ, replaces, why_opened
 from tests.service.fake_agent import mirror, roster
 
 
@@ -79,3 +81,32 @@ def test_nodes_that_go_later_are_added_to_what_a_handoff_is_for_and_told_once():
 def test_of_very_many_nodes_that_go_only_some_are_named():
     text = why_opened("", (), copy_of(tuple(f"n{number:02}" for number in range(11))))
     assert text == "n00, n01, n02, n03, n04, n05, n06, n07 and 3 more will go"
+    nine = why_opened("", (), copy_of(tuple(f"n{number:02}" for number in range(9))))
+    assert nine == "n00, n01, n02, n03, n04, n05, n06, n07 and 1 more will go"
+    eight = why_opened("", (), copy_of(tuple(f"n{number:02}" for number in range(8))))
+    assert eight == "n00, n01, n02, n03, n04, n05, n06, n07 will go"
+
+
+def test_what_may_still_become_active_is_open_and_the_three_ends_are_not():
+    ends = {HandoffState.ACTIVE, HandoffState.ABORTED, HandoffState.BROKEN}
+    assert {state for state in HandoffState if not is_open(state)} == ends
+
+
+def test_a_copy_replaces_what_is_stored_without_a_number_as_any_other_while_that_was_not_aborted():
+    ready = Copy(HandoffState.READY, 1, 5)
+    assert replaces(Copy(HandoffState.CUTTING_OVER, 1, 4), ready, has_number=False)
+    assert not replaces(Copy(HandoffState.PREPARING, 1, 6), ready, has_number=False)
+    broken = Copy(HandoffState.BROKEN, 1, 5)
+    assert not replaces(Copy(HandoffState.READY, 1, 6), broken, has_number=False)
+
+
+@pytest.mark.parametrize(
+    ("times", "declined_s", "expected_s"),
+    [(0, 60.0, 60.0), (0, 0.5, 0.5), (1, 60.0, 4.0), (2, 60.0, 8.0), (8, 60.0, 512.0), (9, 60.0, 960.0), (3, 0.5, 8.0)],
+)
+def test_how_long_the_same_is_not_proposed_again_by_hand(times, declined_s, expected_s):
+    """Four seconds, doubled with each further time, and sixteen times what a declined one waits at most."""
+    past = Declined(
+        Placement(layout=ParallelLayout(), members=(Member("a", 0),)), (), datetime(2026, 1, 1, tzinfo=UTC), "no", times
+    )
+    assert past.waits_s(declined_s) == expected_s

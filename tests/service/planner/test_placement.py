@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liver_core.layout import Member, ParallelLayout
+from service.planner import placement as module
 from service.planner.inputs import PlanInputs, PlanNode, World
 from service.planner.placement import NodeChoice, place, preferred
 from tests.service.planner.test_decision import job
@@ -179,3 +180,19 @@ def test_as_many_groups_as_can_be_lie_whole_where_not_all_can():
     assert members is not None and set(members) == set(seats("a0", "b0", "e0", "e1"))
     assert {member.node_id for member in members[:2]} in ({"e"}, {"a", "b"})
     assert place(ParallelLayout(pp=4), room) == seats("a0", "b0", "c0", "d0")
+
+
+def test_no_more_numbers_of_whole_groups_are_tried_than_is_worth_it(monkeypatch):
+    """Three groups of three on two of these nodes: three whole ones would need all nodes, two leave room for a third."""
+    room, tried, find = NodeChoice(tuple(PlanNode(name, 5) for name in "abc"), 1, 2), [], module._with_singles
+
+    def counted(room: NodeChoice, size: int, whole: int, *rest):
+        tried.append(whole)
+        return find(room, size, whole, *rest)
+
+    monkeypatch.setattr(module, "_with_singles", counted)
+    layout = ParallelLayout(tp=3, pp=3)
+    assert place(layout, room) is not None and tried == [3, 2]
+    tried.clear()
+    monkeypatch.setattr(module, "FEWER_WHOLE_GROUPS_MAX", 1)
+    assert place(layout, room) is not None and tried == [3, 0]

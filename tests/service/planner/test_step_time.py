@@ -347,4 +347,5 @@ def test_the_device_and_how_a_layout_lies_are_part_of_a_prediction():
     assert rates != DeviceRates()
     for whole in (True, False):
         predicted = StepTimes.of(job, (), "NVIDIA A100").of_layout(layout, whole=whole)
-        assert predicted == StepEstimate(pytest.approx(sum(terms(shape, layout, rates, whole))), 2.0)
+        assert predicted.seconds == pytest.approx(sum(terms(shape, layout, rates, whole)))
+        assert (predicted.error, predicted.measured) == (2.0, False)
