@@ -183,7 +183,7 @@ def test_as_many_groups_as_can_be_lie_whole_where_not_all_can():
 
 
 def test_no_more_numbers_of_whole_groups_are_tried_than_is_worth_it(monkeypatch):
-    """Three groups of three on two of these nodes: three whole ones would need all nodes, two leave room for a third."""
+    """Three groups of three on two nodes: three whole ones would need all nodes, two leave room for a third."""
     room, tried, find = NodeChoice(tuple(PlanNode(name, 5) for name in "abc"), 1, 2), [], module._with_singles
 
     def counted(room: NodeChoice, size: int, whole: int, *rest):
