@@ -152,6 +152,13 @@ def test_a_pinned_layout_is_changed_only_with_the_nodes(world, history, fleet, l
     assert named(fitting_layouts(inputs, 4)) == [layout]
 
 
+def test_on_fewer_nodes_than_the_world_has_the_layout_after_the_last_one_used_there_is_next():
+    pins = [{"nodes": 3, "layout": "PP3"}, {"nodes": 3, "layout": "DP3"}]
+    rules = job(layouts={"pinned": pins, "prefer_change": True})
+    inputs = PlanInputs(rules, nodes(*"abcd"), ON_FOUR, history=(LayoutUse(3, "TP1xPP3xDP1"),))
+    assert named(fitting_layouts(inputs, 3)) == ["TP1xPP1xDP3"]
+
+
 def test_a_group_lies_whole_where_all_of_its_ranks_are_on_one_node():
     two = ParallelLayout(tp=2, dp=2)
     assert lies_whole(two, members("a0", "a1", "b0", "b1"))

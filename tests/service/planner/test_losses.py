@@ -300,3 +300,19 @@ def test_a_loss_that_no_plan_names_has_a_layout_on_nodes_with_the_devices_that_t
     assert seconds_of(step_times(inputs).of_layout(parse_layout("PP2"))) in two.reason
     [other] = layouts_by_count(replace(inputs, nodes=nodes("a", "b")))
     assert two.reason != other.reason
+
+
+def test_a_loss_that_is_of_several_kinds_has_one_plan_and_those_after_it_have_theirs():
+    """The zone x is the pool p, and y is q; of p pairs are lost too, and the pair of q is all of it."""
+    here = tuple(PlanNode(f"a{at}", 1, zone="x", pool="p") for at in range(3))
+    there = tuple(PlanNode(f"b{at}", 1, zone="y", pool="q") for at in range(2))
+    rules = job(nodes={"min": 1, "max": 5}, layouts={"allowed": ["DP5", "DP3", "DP2"]}, global_batch=60)
+    markets = (
+        PoolMarket("q", life_s=1.0, group_sizes=((2, 1.0),)),
+        PoolMarket("p", life_s=9.0, group_sizes=((2, 1.0),)),
+    )
+    inputs = replace(started(PlanInputs(rules, (*here, *there))), markets=markets)
+    first, last = ("a0", "a1", "a2"), ("b0", "b1")
+    assert [plan.leaving for plan in standing_plans(inputs)] == [
+        *((name,) for name in (*first, *last)), first, last, *combinations(first, 2),
+    ]  # fmt: skip
