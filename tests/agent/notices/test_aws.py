@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
+from agent.notices import aws
 from agent.notices.aws import ACTION_PATH, REBALANCE_PATH, TERMINATION_PATH, TOKEN_PATH, AwsImdsSource
 from agent.notices.metadata_read import BODY_BYTES_MAX
 from agent.notices.source import Announced, Announcement, Nothing, Observation, Unknown
@@ -318,3 +319,21 @@ def test_the_server_runs_as_a_program_and_says_its_address() -> None:
         assert httpx.get(f"{url}/latest/meta-data/instance-id").status_code == 401
         process.terminate()
         assert process.wait(timeout=10) == 0
+
+
+@pytest.mark.parametrize(
+    ("date", "ahead_s"),
+    [
+        # Five seconds either way are none.
+        ("Fri, 20 Nov 2026 11:59:55 GMT", 0),
+        ("Fri, 20 Nov 2026 12:00:05 GMT", 0),
+        ("Fri, 20 Nov 2026 11:59:54 GMT", 6),
+        ("Fri, 20 Nov 2026 12:00:06 GMT", -6),
+        ("Fri, 20 Nov 2026 11:00:00 GMT", 3_600),
+        ("", 0),
+        ("today", 0),
+    ],
+)
+def test_a_clock_is_ahead_by_what_it_differs_from_the_date_of_the_answer(date: str, ahead_s: int) -> None:
+    noon = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+    assert aws._ahead_of(date, noon) == timedelta(seconds=ahead_s)

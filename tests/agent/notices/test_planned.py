@@ -328,3 +328,14 @@ def test_of_each_kind_one_remains_with_the_nearest_deadline(announced: list[Anno
     for kind, item in found.items():
         deadlines = [each.deadline_utc for each in announced if each.kind is kind and each.deadline_utc is not None]
         assert item.deadline_utc == min(deadlines, default=None) and len(item.raw) <= 1_000
+
+
+def test_of_two_announcements_of_a_kind_the_nearer_comes_first_and_one_without_a_time_last() -> None:
+    def said(after_s: int | None, raw: str, *, is_estimate: bool = False) -> Announcement:
+        deadline = None if after_s is None else NOON + timedelta(seconds=after_s)
+        return Announcement(NoticeKind.MAINTENANCE, deadline, raw, is_estimate)
+
+    none, near, far = said(None, "none"), said(30, "near", is_estimate=True), said(60, "far")
+    advice = Announcement(NoticeKind.REBALANCE, None, "advice")
+    assert merged([none, far, advice, near]) == (said(30, "near; far; none", is_estimate=True), advice)
+    assert merged([none, far]) == (said(60, "far; none"),)

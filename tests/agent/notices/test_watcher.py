@@ -5,7 +5,11 @@ import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
+import pytest
+
+from agent.notices import watcher as watcher_module
 from agent.notices.source import Announced, Announcement, NoneSource, Nothing, Observation, Unknown
 from agent.notices.warning_budget import warning_budget
 from agent.notices.watcher import NoticeWatcher
@@ -263,3 +267,12 @@ def test_a_source_is_unknown_since_its_first_failure_whatever_the_later_ones_say
     last = watched.healths[-1]
     assert (last.state, last.reason) == (SourceState.UNKNOWN, "did not answer in 2 s")
     assert last.since_utc == NOON + timedelta(seconds=10)
+
+
+def test_a_source_is_stuck_when_a_read_takes_a_minute_more_than_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1_000.0]
+    monkeypatch.setattr(watcher_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    watched = Watched().watcher
+    for after_s, is_stuck in ((0.0, False), (120.0, False), (120.5, True)):
+        clock[0] = 1_000.0 + after_s
+        assert watched.is_stuck() is is_stuck

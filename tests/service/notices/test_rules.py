@@ -68,7 +68,8 @@ def test_a_source_that_is_read_and_does_not_announce_a_known_notice_withdraws_it
 def test_a_source_that_cannot_be_read_and_another_one_withdraw_nothing():
     assert withdrawn_by(source(SourceState.UNKNOWN), (notice(120),), NOW) == ()
     assert withdrawn_by(source(SourceState.STARTING), (notice(120),), NOW) == ()
-    assert withdrawn_by(source(name="drain"), (notice(120),), NOW) == ()
+    for name in ("drain", "aws-a", "aws-imd", "zzz"):
+        assert withdrawn_by(source(name=name), (notice(120),), NOW) == ()
 
 
 ADVICE = NoticeKind.REBALANCE
