@@ -37,7 +37,11 @@ PACKAGES = {
     "notice_life": Package(("agent/protocol/notice_life.py",), ("tests/agent/protocol/test_notice_life.py",)),
     "service rules": Package(
         tuple(f"service/{noun}/rules.py" for noun in _NOUNS),
-        (*(f"tests/service/{noun}/test_rules.py" for noun in _NOUNS), "tests/service/handoffs/test_suspending.py"),
+        (
+            *(f"tests/service/{noun}/test_rules.py" for noun in _NOUNS),
+            "tests/service/handoffs/test_suspending.py",
+            "tests/service/jobs/test_lost_starts.py",
+        ),
     ),
     # The statements that they send are text, and are not mutated.
     "calm reports": Package(
