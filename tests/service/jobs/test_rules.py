@@ -687,3 +687,13 @@ def test_a_stop_ends_a_paused_job_and_a_pause_that_is_under_way():
     assert act(view(paused_because=PAUSED, stop_requested=True)).state is JobState.STOPPING
     ending = view(state=JobState.SUSPENDING, paused_because=PAUSED, suspended_because=PAUSED, ranks_left=0)
     assert (act(ending).state, act(ending).reason) == (JobState.SUSPENDED, f"suspended because {PAUSED}")
+
+
+@pytest.mark.parametrize("state", [JobState.PENDING, JobState.SUSPENDED])
+def test_a_job_that_waits_is_not_started_while_it_is_paused_or_its_budget_is_spent(state):
+    waiting = view(state=state, world=None, overspent="it has cost 41 of 40 USD")
+    assert act(waiting) == Action(Do.NOTHING, "it has cost 41 of 40 USD; it goes on when budget_usd is raised")
+    paused = act(replace(waiting, paused_because=PAUSED))
+    assert paused == Action(Do.NOTHING, f"paused because {PAUSED}; waiting for somebody to resume it")
+    assert act(replace(waiting, overspent="")).do is Do.START
+    assert act(view(overspent=waiting.overspent)).suspended_because == waiting.overspent
