@@ -44,6 +44,14 @@ def test_a_quiet_instance_announces_nothing(imds: ImdsServer) -> None:
     assert look(imds) == [Nothing()]
 
 
+def test_a_proxy_of_the_environment_is_not_asked_for_what_is_link_local(
+    imds: ImdsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert look(imds) == [Nothing()]
+
+
 def test_an_interruption_is_heard_with_its_deadline(imds: ImdsServer) -> None:
     assert httpx.post(f"{imds.url}/admin", json={"do": "interrupt", "ends_in_s": 120}).status_code == 200
     (seen,) = look(imds)

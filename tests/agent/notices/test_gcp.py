@@ -50,6 +50,12 @@ def look(
     return asyncio.run(run())
 
 
+def test_a_proxy_of_the_environment_is_not_asked_for_what_is_link_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert look(Reply(body="FALSE", headers=GOOGLE | {"ETag": "7"}))[0] == [Nothing()]
+
+
 def test_the_gcp_long_poll_resumes_by_etag_and_hears_the_flip() -> None:
     server = ImdsServer().start()
 

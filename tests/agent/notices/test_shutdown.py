@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agent.notices import shutdown
 from agent.notices.shutdown import ShutdownSource, system_is_stopping
 from agent.notices.source import Announced, Nothing, Observation, Unknown
 from agent.protocol.sync import NoticeKind
@@ -140,6 +142,27 @@ def test_of_two_announcements_the_earlier_end_counts_whichever_comes_first(tmp_p
         (heard,) = seen.announcements
         assert heard.deadline_utc == NOON + timedelta(seconds=20)
         assert (heard.kind, heard.raw) == (NoticeKind.INTERRUPTION, "SIGTERM while the system stops")
+
+
+def test_what_was_announced_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told again at every look; a source that did not wait between two would keep the agent busy."""
+    waited: list[bool] = []
+    wait_for = asyncio.wait_for
+
+    async def noted(what: Coroutine[Any, Any, bool], within_s: float) -> bool:
+        waited.append(within_s > 0.0 and not source._news.is_set())
+        return await wait_for(what, min(within_s, 0.01))
+
+    monkeypatch.setattr(shutdown.asyncio, "wait_for", noted)
+
+    async def run() -> list[Observation]:
+        return [await source.observe() for _ in range(3)]
+
+    source = ShutdownSource(has_work=lambda: True, now=lambda: NOON, address=f"unix:path={tmp_path / 'nobody'}")
+    source.announce_stop(20.0)
+    seen = asyncio.run(run())
+    assert all(isinstance(each, Announced) for each in seen)
+    assert waited == [False, True, True]
 
 
 @pytest.mark.parametrize(("said", "is_stopping"), [("stopping", True), ("running", False), ("degraded", False)])
