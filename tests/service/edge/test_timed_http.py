@@ -29,6 +29,8 @@ from tests.service.conftest import bearer
 from tests.service.fake_agent import FakeAgent
 
 HEAD_S = 0.4
+LEAST_S = HEAD_S - 0.01
+"""The server's loop counts in whole milliseconds."""
 
 
 class Hasty(TimedH11Protocol):
@@ -71,12 +73,12 @@ def ended_after(port: int, *sent: bytes, within_s: float = 8.0) -> float:
 
 def test_a_connection_without_a_whole_head_is_closed(client):
     with served(client.app) as port:
-        assert ended_after(port) >= HEAD_S
-        assert ended_after(port, b"GET /healthz HTTP/1.1\r\nHo") >= HEAD_S
+        assert ended_after(port) >= LEAST_S
+        assert ended_after(port, b"GET /healthz HTTP/1.1\r\nHo") >= LEAST_S
         # However often bytes come.
-        assert HEAD_S <= ended_after(port, *[b"a"] * 70) < 6
+        assert LEAST_S <= ended_after(port, *[b"a"] * 70) < 6
         request = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-        assert HEAD_S <= ended_after(port, request, *[b"G"] * 70) < 6
+        assert LEAST_S <= ended_after(port, request, *[b"G"] * 70) < 6
 
 
 def test_half_open_connections_keep_nobody_out(client):
