@@ -156,7 +156,8 @@ def _steps(session: Session, seen: Seen, wanted: Mapping[str, int], publish: Pub
             newest = session.scalars(mine.order_by(JobStepRow.finished_at.desc()).limit(1)).first()
             seen.steps_at[job_id] = newest.finished_at if newest is not None else now - timedelta(days=3650)
             continue
-        new = mine.where(JobStepRow.finished_at > after).order_by(JobStepRow.finished_at.desc()).limit(STEPS_MAX)
+        newest_first = (JobStepRow.finished_at.desc(), JobStepRow.step.desc(), JobStepRow.generation.desc())
+        new = mine.where(JobStepRow.finished_at > after).order_by(*newest_first).limit(STEPS_MAX)
         rows = session.scalars(new).all()[::-1]
         if rows:
             seen.steps_at[job_id] = rows[-1].finished_at

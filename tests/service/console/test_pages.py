@@ -12,6 +12,8 @@ from agent.protocol.values import HandoffState
 from liver_core.handoff import RankStage
 from liver_core.layout import ParallelLayout
 from service.events.feed import Feed
+from service.events.queries import Seen, look
+from service.jobs.tables import JobStepRow
 from service.reconcilers import jobs
 from service.tokens.operations import Caller
 from service.tokens.tables import Role
@@ -262,6 +264,20 @@ def test_a_stream_says_what_changes_and_goes_on_where_it_was_cut(context, story,
                     assert not other.resumed
 
     asyncio.run(play())
+
+
+def test_steps_that_end_at_the_same_time_are_said_in_their_order(client, context, clock):
+    job_id = client.post("/api/v1/jobs", json=JOB).json()["job_id"]
+    seen, said = Seen(), []
+    with context.sessions.begin() as session:
+        look(session, seen, {job_id: 1}, lambda *item: said.append(item), now=clock())
+        ended = clock() + timedelta(seconds=1)
+        for step in (3, 1, 2):
+            session.add(JobStepRow(job_id=job_id, generation=1, step=step, seconds=1.0, finished_at=ended))
+            session.flush()
+        look(session, seen, {job_id: 1}, lambda *item: said.append(item), now=ended)
+    [steps] = [data for name, data, _ in said if name == "steps"]
+    assert [step.step for step in steps.steps] == [1, 2, 3]
 
 
 def test_the_outcome_of_what_nobody_needed_to_answer_is_said(client, context, make_agent, clock):
