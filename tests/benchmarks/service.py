@@ -23,7 +23,7 @@ import httpx
 
 from tests.benchmarks.circumstances import hardware
 from tests.benchmarks.notice_report import percentile
-from tests.benchmarks.service_agents import ANSWER_S, BusyAgent, Line, OwnLag, Pace, Reader, Watch, submit
+from tests.benchmarks.service_agents import ANSWER_S, BusyAgent, Line, Pace, Reader, Watch, own_lag_ms, submit
 from tests.benchmarks.service_host import Host, Used, host
 from tests.benchmarks.service_rows import INTERVAL_S, add_intervals, unsummed
 from tests.service.fake_agent import JOB
@@ -95,7 +95,8 @@ class Run:
             )
             for number in range(case.agents)
         ]
-        self.unnamed, self.lag = 0, OwnLag()
+        self.unnamed = 0
+        self.late_ms: list[float] = []
         self.start_up: dict[str, Any] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -158,17 +159,18 @@ class Run:
         for agent in self.agents:
             if (job := agent.job()) is not None:
                 members.setdefault(job.job_id, []).append(agent)
-        late = asyncio.create_task(self.lag.measure())
-        for trial, job_id in enumerate(self._jobs()):
-            of_job = members[job_id]
-            agent, known = of_job[trial // len(members) % len(of_job)], len(self.watch.notices_ms) + len(of_job) - 1
-            fact = agent.report_notice()
-            await self._within(ANSWER_S, lambda known=known: len(self.watch.notices_ms) >= known)
-            self.unnamed += max(0, known - len(self.watch.notices_ms))
-            agent.withdraw(fact)
-            await self._within(ANSWER_S, lambda of_job=of_job, fact=fact: all(x.has_taken_back(fact) for x in of_job))
-        late.cancel()
-        await asyncio.gather(late, return_exceptions=True)
+        with own_lag_ms() as self.late_ms:
+            for trial, job_id in enumerate(self._jobs()):
+                of_job = members[job_id]
+                agent = of_job[trial // len(members) % len(of_job)]
+                known = len(self.watch.notices_ms) + len(of_job) - 1
+                fact = agent.report_notice()
+                await self._within(ANSWER_S, lambda known=known: len(self.watch.notices_ms) >= known)
+                self.unnamed += max(0, known - len(self.watch.notices_ms))
+                agent.withdraw(fact)
+                await self._within(
+                    ANSWER_S, lambda of_job=of_job, fact=fact: all(each.has_taken_back(fact) for each in of_job)
+                )
 
     async def _within(self, seconds: float, is_so: Callable[[], bool]) -> None:
         """Let the agents work for a second, and for up to so many if it takes longer."""
@@ -228,7 +230,7 @@ async def _measured(run: Run) -> dict[str, Any]:
         "wake_ms": _round(percentile(sorted(run.watch.wakes_ms), 50)),
         "notice_to_order_ms": _spread(sorted(run.watch.notices_ms)),
         "notices_without_order": run.unnamed,
-        "generator_late_ms": _spread(sorted(run.lag.late_ms)),
+        "generator_late_ms": _spread(sorted(run.late_ms)),
         "cpu_ms_per_agent_period": {
             "service": _round((after.service_cpu_s - before.service_cpu_s) * 1e3 / count),
             "database": _round((after.database_cpu_s - before.database_cpu_s) * 1e3 / count),
@@ -245,15 +247,17 @@ async def _measured(run: Run) -> dict[str, Any]:
 
 async def _readers(run: Run) -> dict[str, Any]:
     """Readers who ask for more than one token gets, beside the agents."""
-    await run.steady(run.case.seconds)
+    with own_lag_ms() as late_alone_ms:
+        await run.steady(run.case.seconds)
     alone = percentile(sorted(run.watch.syncs_ms), 99)
-    run.watch.begin()
     reader = Reader(run.place.url, run.place.token("operator"))
-    # A token may use at once what it has saved up; after that it gets its rate.
-    await reader.run(READERS_ASK * READS_PER_S, 2 * READS_PER_S / (READERS_ASK * READS_PER_S))
+    # A token may use what it has saved up, two seconds of its rate; after that it gets its rate.
+    await reader.run(READERS_ASK * READS_PER_S, 2 / (READERS_ASK - 1))
     reader.served, reader.refused = 0, 0
+    run.watch.begin()
     began = time.monotonic()
-    await reader.run(READERS_ASK * READS_PER_S, run.case.seconds)
+    with own_lag_ms() as late_beside_ms:
+        await reader.run(READERS_ASK * READS_PER_S, run.case.seconds)
     assert reader.others == 0, f"{reader.others} reads were neither served nor refused for their number"
     beside = percentile(sorted(run.watch.syncs_ms), 99)
     return {
@@ -261,6 +265,10 @@ async def _readers(run: Run) -> dict[str, Any]:
         "refused": reader.refused,
         "agents_p99_ratio": _round(beside / alone) if beside and alone else None,
         "agents_p99_ms": {"alone": _round(alone), "beside": _round(beside)},
+        "generator_late_p99_ms": {
+            "alone": _round(percentile(sorted(late_alone_ms), 99)),
+            "beside": _round(percentile(sorted(late_beside_ms), 99)),
+        },
     }
 
 

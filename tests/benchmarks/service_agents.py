@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
 import secrets
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
@@ -122,19 +123,23 @@ class Watch:
         self.refused[why] = self.refused.get(why, 0) + 1
 
 
-class OwnLag:
-    """How late this process itself is, which plays all the agents: an order may have lain here for so long before its
-    time was taken. Measured by naps that last longer than they should."""
+@contextmanager
+def own_lag_ms() -> Iterator[list[float]]:
+    """How late this process itself is, which plays all the agents: an answer may have lain here for so long before its
+    time was taken. Measured by naps that last longer than they should, until the end of the `with`."""
+    late_ms: list[float] = []
 
-    def __init__(self) -> None:
-        self.late_ms: list[float] = []
-
-    async def measure(self) -> None:
-        """Until cancelled."""
+    async def nap() -> None:
         while True:
             due = time.monotonic() + NAP_S
             await asyncio.sleep(NAP_S)
-            self.late_ms.append((time.monotonic() - due) * 1e3)
+            late_ms.append((time.monotonic() - due) * 1e3)
+
+    napping = asyncio.create_task(nap())
+    try:
+        yield late_ms
+    finally:
+        napping.cancel()
 
 
 @dataclass(slots=True)
@@ -366,7 +371,8 @@ class BusyAgent:
 
 
 class Reader:
-    """A script that reads the API as often as it wants. `served` and `refused` count its answers."""
+    """People and scripts who read the API, each over a connection of their own and none in step with another: the time
+    until somebody's next read is drawn (exponential, seeded). `served` and `refused` count their answers."""
 
     PATHS = ("/api/v1/jobs?limit=20", "/api/v1/nodes?limit=20", "/api/v1/handoffs?limit=20", "/api/v1/notices?limit=20")
 
@@ -376,17 +382,21 @@ class Reader:
         self._token = token
 
     async def run(self, per_s: float, for_s: float) -> None:
-        """Ask so often for so long, from several connections."""
+        """Ask so often for so long, on average and all together."""
         until = time.monotonic() + for_s
-        await asyncio.gather(*(self._ask(line, len(self._lines) / per_s, until) for line in self._lines))
+        reads = (
+            self._ask(line, len(self._lines) / per_s, until, random.Random(number))
+            for number, line in enumerate(self._lines)
+        )
+        await asyncio.gather(*reads)
 
-    async def _ask(self, line: Line, every_s: float, until: float) -> None:
-        due, number = time.monotonic(), 0
+    async def _ask(self, line: Line, every_s: float, until: float, chance: random.Random) -> None:
+        due, number = time.monotonic() + chance.expovariate(1 / every_s), 0
         while max(due, time.monotonic()) < until:
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, due - time.monotonic())):
                     await asyncio.Event().wait()
-            due, number = due + every_s, number + 1
+            due, number = due + chance.expovariate(1 / every_s), number + 1
             with suppress(OSError, EOFError):
                 status, _ = await line.ask("GET", self.PATHS[number % len(self.PATHS)], self._token)
                 self.served += status == 200

@@ -35,4 +35,10 @@ def test_the_benchmark_of_the_service_measures_what_it_is_to_measure(tmp_path):
         assert case["wal_bytes_per_sync"] > 0
     assert report["ledger"][0]["intervals"] == 1_000
     assert report["ledger"][0]["query_ms"] > 0
-    assert report["readers"].keys() == {"requests_per_s", "refused", "agents_p99_ratio", "agents_p99_ms"}
+    assert report["readers"].keys() == {
+        "requests_per_s",
+        "refused",
+        "agents_p99_ratio",
+        "agents_p99_ms",
+        "generator_late_p99_ms",
+    }
