@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from liver_core.rank.active_world import ActiveWorld
 from liver_core.state.checkpoint import error_text, prune, snapshot, write
 from liver_core.state.checkpoint_files import ARGUMENTS, LeaseStanding
 
+_log = logging.getLogger(__name__)
 TELLERS = 3
 """So many nodes' agents are told of a checkpoint that is complete."""
 
@@ -86,8 +88,8 @@ class CheckpointWriter:
             write(sharded, small, writing.path, writing.group, **made)
             if rank in writing.tellers:
                 self._done(writing.path, writing.step, time.monotonic() - writing.began, writing.asked)
-            if rank == 0:
-                prune(Path(writing.path), writing.keep, generation=writing.generation)
+            if rank == 0 and (left := prune(Path(writing.path), writing.keep, generation=writing.generation)):
+                _log.warning("old checkpoints still take space, they could not be removed: %s", "; ".join(left[:3]))
         except (Exception, CheckpointException) as error:
             # Training goes on without this checkpoint. The user gets the reason.
             self._failed(writing.path, error_text(error))

@@ -297,16 +297,27 @@ def _load_optimizer(optimizer: Any, loaded: dict[str, Any]) -> None:
                 values[name] = value.detach().clone()
 
 
-def prune(written: Path, keep: int, *, generation: int = 0) -> None:
+def prune(written: Path, keep: int, *, generation: int = 0) -> list[str]:
     """Remove the oldest complete checkpoints beyond the newest `keep` up to the one just `written`, and what
     `generation` and older ones left incomplete. Leave everything that we did not write, and later steps: a world that
-    was replaced has written them, and this one will write them again."""
-    folder = written.parent
-    for partial in folder.glob(f"{STEP}*{PARTIAL}*"):
+    was replaced has written them, and this one will write them again. Returns what could not be removed, and why."""
+    folder, left = written.parent, []
+    ours = (entry for entry in sorted(folder.glob(f"{STEP}*")) if PARTIAL not in entry.name and not entry.is_symlink())
+    complete = [entry for entry in ours if (entry / SMALL_STATE_FILE).is_file()]
+    for old in [entry for entry in complete if entry.name <= written.name][:-keep]:
+        # Whoever dies in the middle of it leaves nothing that looks complete, and the next removal finds the rest.
+        _tried(lambda old=old: os.replace(old, f"{old}{PARTIAL}{generation}"), old, left)
+    for partial in sorted(folder.glob(f"{STEP}*{PARTIAL}*")):
         number = partial.name.rpartition(PARTIAL)[2]
         if number.isdecimal() and int(number) <= generation:
-            shutil.rmtree(partial, ignore_errors=True)
-    complete = sorted(entry for entry in folder.glob(f"{STEP}*") if (entry / SMALL_STATE_FILE).is_file())
-    complete = [entry for entry in complete if entry.name <= written.name]
-    for old in complete[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+            _tried(lambda partial=partial: shutil.rmtree(partial), partial, left)
+    return left
+
+
+def _tried(remove: Callable[[], None], path: Path, left: list[str]) -> None:
+    try:
+        remove()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        left.append(f"{path} ({error.strerror or error})")

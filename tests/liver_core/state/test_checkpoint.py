@@ -284,6 +284,38 @@ def _pruned(folder: str) -> None:
     prune(path / "step-000000006", 1)
 
 
+def test_what_cannot_be_removed_is_said_looks_complete_to_nobody_and_is_tried_again(tmp_path: Path):
+    said, names, later = run_alone(_pruned_without_rights, str(tmp_path))
+    assert said == [f"{tmp_path}/step-000000002.partial-7 (Operation not permitted)"]
+    assert names == ["step-000000002.partial-7", "step-000000004", "step-000000006"]
+    assert later == ["step-000000003", "step-000000006"], "one is kept; a link is somebody else's"
+
+
+def _pruned_without_rights(folder: str) -> tuple[list[str], list[str], list[str]]:
+    """Three checkpoints of which two are kept, while nothing can be removed; then one is kept and it can be."""
+    import errno
+    import os
+    import shutil
+
+    from liver_core.state.checkpoint import prune
+    from liver_core.state.checkpoint_files import SMALL_STATE_FILE
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+    path, remove = Path(folder), shutil.rmtree
+    for step in (2, 4, 6):
+        (path / f"step-{step:09d}").mkdir()
+        (path / f"step-{step:09d}" / SMALL_STATE_FILE).write_text("{}")
+    shutil.rmtree = refuse  # type: ignore[assignment]
+    said = prune(path / "step-000000006", 2, generation=7)
+    names = sorted(entry.name for entry in path.iterdir())
+    shutil.rmtree = remove
+    (path / "step-000000003").symlink_to(path / "step-000000006")
+    assert prune(path / "step-000000006", 1, generation=8) == []
+    return said, names, sorted(entry.name for entry in path.iterdir())
+
+
 def test_a_rank_writes_its_files_itself_and_says_which_it_could_not_write(tmp_path: Path):
     """A forked writer may hang, outlives its rank, and keeps its connections open."""
     assert "is written" in run_alone(_written_without_a_fork, str(tmp_path / "step-000000001"))
