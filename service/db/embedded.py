@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import signal
 import threading
 import time
 import warnings
@@ -25,7 +26,7 @@ WAIT_FIRST_S, WAIT_MOST_S = 0.5, 16.0
 """A failed start is tried again after twice the wait before it."""
 STEADY_S = 60.0
 """A server that runs for so long may be started as often again."""
-LOCK_WITHIN_S, JOIN_S = 30.0, 30.0
+LOCK_WITHIN_S, JOIN_S, STOP_S = 30.0, 30.0, 20.0
 _log = logging.getLogger(__name__)
 
 
@@ -76,12 +77,28 @@ class EmbeddedServer:
             return
         try:
             if list(_processes_in(self.pgdata)):
-                self._server.start()  # Another service may have started it again: learn its process.
-                self._server.stop()
-        except Exception as error:
-            _log.warning("the embedded PostgreSQL under %s could not be stopped: %s", self.pgdata, error)
+                self._stop()
         finally:
             self._users.close()
+
+    def _stop(self) -> None:
+        try:
+            self._server.start()  # Another service may have started it again: learn its process.
+            self._server.stop()
+            return
+        except Exception as error:
+            # As where the environment that this service was started from has been replaced since.
+            reason = str(error).strip() or type(error).__name__
+        _log.warning("the embedded PostgreSQL under %s is stopped by a signal: %s", self.pgdata, reason)
+        with contextlib.suppress(OSError, ValueError):
+            main = int((self.pgdata / "postmaster.pid").read_text().split()[0])
+            if main in _processes_in(self.pgdata):
+                os.kill(main, signal.SIGINT)  # PostgreSQL's fast shutdown: it ends its sessions and loses nothing.
+        until = time.monotonic() + STOP_S
+        while (left := list(_processes_in(self.pgdata))) and time.monotonic() < until:
+            time.sleep(0.05)
+        if left:
+            _log.error("the embedded PostgreSQL under %s still runs, process %d", self.pgdata, min(left))
 
     def _watch(self) -> None:
         wait_s = LOOK_S

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+
+def end_when_told() -> None:
+    """SIGTERM ends this process as Ctrl-C does, so that what it has started is ended."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def circumstances(module: str) -> dict[str, Any]:

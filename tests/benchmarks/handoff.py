@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from deploy.demo.restart.one_process import JobSpec
 from deploy.demo.restart.torchrun import BaselineFailed, BaselineSettings, measure_as_today, measure_at_best
 from liver_core.handoff.messages import Rung
 from tests.benchmarks import handoff_report as report
-from tests.benchmarks.circumstances import circumstances
+from tests.benchmarks.circumstances import circumstances, end_when_told
 from tests.benchmarks.device_time import IDLE_SHARE, LABEL, device_s
 from tests.benchmarks.handoff_cluster import Measured, limit_s, run_changes
 from tests.benchmarks.handoff_model import (
@@ -72,8 +71,7 @@ class Options:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, write the report after every size, print it. 1 where a case failed, 2 where it was never begun."""
     options = parse(arguments)
-    # So that ranks and stores are ended also where this process is told to end.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    end_when_told()
     started = time.monotonic()
     where = circumstances("tests.benchmarks.handoff")
     found: dict[str, Any] = {"cases": [], "raw_bandwidth": {}, "steady": {"by_size": []}, **where}

@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -26,7 +25,7 @@ from typing import Any
 import httpx
 
 from deploy.local.processes import DemoFailed, Processes
-from tests.benchmarks.circumstances import circumstances
+from tests.benchmarks.circumstances import circumstances, end_when_told
 from tests.benchmarks.notice_cases import FAST, SLOW, Case, cases
 from tests.benchmarks.notice_cluster import NoticeCluster
 from tests.benchmarks.notice_report import lines, report
@@ -56,8 +55,7 @@ class Options:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Play what is left to play, write the report and print it."""
     options = parse(arguments)
-    # So that everything is ended also where this process is told to end.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    end_when_told()
     where = circumstances("tests.benchmarks.notice")
     wanted = cases(options.runs)
     options.report.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from tests.benchmarks.circumstances import hardware
+from tests.benchmarks.circumstances import end_when_told, hardware
 from tests.benchmarks.notice_report import percentile
 from tests.benchmarks.service_agents import ANSWER_S, BusyAgent, Line, Pace, Reader, Watch, own_lag_ms, submit
 from tests.benchmarks.service_host import Host, Used, host
@@ -186,6 +186,7 @@ class Run:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
+    end_when_told()
     report = asyncio.run(measure(options))
     options.report.parent.mkdir(parents=True, exist_ok=True)
     options.report.write_text(json.dumps(report, indent=2) + "\n")

@@ -25,7 +25,7 @@ from typing import Any
 
 from agent.protocol.notice_life import TAKES_THE_NODE
 from service.notices.rules import AWS_QUEUE
-from tests.benchmarks.circumstances import hardware
+from tests.benchmarks.circumstances import end_when_told, hardware
 from tests.benchmarks.notice_report import percentile
 from tests.benchmarks.service import NODES_OF_A_JOB, Case, Run, pause
 from tests.benchmarks.service_agents import BusyAgent, OwnLag
@@ -250,6 +250,7 @@ def _spread(ordered: Sequence[float]) -> dict[str, float | None]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """0, or 1 where something was lost or acted on twice."""
     options = _parser().parse_args(arguments)
+    end_when_told()
     report = asyncio.run(play(options))
     options.report.parent.mkdir(parents=True, exist_ok=True)
     options.report.write_text(json.dumps(report, indent=2) + "\n")

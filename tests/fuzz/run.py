@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from tests.benchmarks.circumstances import end_when_told
 from tests.fuzz.ground import Ground, ground
 from tests.fuzz.play import Share, Tally, play
 
@@ -38,6 +39,7 @@ LOG_OF_ERRORS = ("Traceback", " failed")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0 if nothing was wrong and enough was asked."""
     options = _parser().parse_args(arguments)
+    end_when_told()
     began = time.monotonic()
     report = fuzz(seed=options.seed, examples=options.examples, for_s=options.for_s)
     report["seconds"] = round(time.monotonic() - began, 1)

@@ -124,6 +124,31 @@ def test_the_server_stays_while_another_service_uses_it(folder):
     assert processes(folder) == []
 
 
+def test_a_server_whose_own_tools_are_gone_is_stopped_all_the_same_and_keeps_what_was_stored(
+    folder, monkeypatch, caplog
+):
+    database = open_database(ServiceSettings(data_dir=folder))
+    with database.sessions.begin() as session:
+        session.execute(text("CREATE TABLE kept AS SELECT 7 AS value"))
+    assert database.embedded is not None
+
+    def gone() -> None:
+        raise FileNotFoundError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database.embedded._server, "stop", gone)
+        database.close()
+    assert processes(folder) == []
+    assert [record.getMessage() for record in caplog.records if "PostgreSQL" in record.getMessage()] == [
+        f"the embedded PostgreSQL under {(folder / 'postgres').resolve()} is stopped by a signal: FileNotFoundError"
+    ]
+    again = open_database(ServiceSettings(data_dir=folder))
+    with again.sessions() as session:
+        assert session.execute(text("SELECT value FROM kept")).scalar_one() == 7
+    again.close()
+    assert "was not properly shut down" not in (folder / "postgres" / "log").read_text()
+
+
 @contextmanager
 def service(folder: Path) -> Iterator[tuple[subprocess.Popen, str]]:
     """`liver serve` and its address."""
