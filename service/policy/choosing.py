@@ -325,9 +325,10 @@ def _filled(pools: list[PoolView], nodes: int, spares: int, *, up_only: bool) ->
 
 
 def _scored(weighing: Weighing, candidate: Candidate, place: str, filled: _Filled, spares: int) -> ScoredOption:
-    inputs, use = weighing.inputs, _used(filled, candidate.nodes)
+    inputs, use, paid_anyway = weighing.inputs, _used(filled, candidate.nodes), 0.0
     if not inputs.knobs.releases:
         filled = [(pool, max(count, _capacity(pool, pool.market is Market.ON_DEMAND))) for pool, count in filled]
+        paid_anyway = sum(pool.usd_per_hour * count for pool, count in filled if pool.market is Market.SPOT)
     return ScoredOption(
         layout=candidate.layout,
         place=place,
@@ -335,7 +336,7 @@ def _scored(weighing: Weighing, candidate: Candidate, place: str, filled: _Fille
         hold=tuple((pool.pool, count) for pool, count in filled if count),
         tokens_per_s=candidate.tokens_per_s,
         usd_per_hour=sum(pool.usd_per_hour * count for pool, count in filled),
-        utility_usd_per_hour=weighing.utility(candidate, place, filled, spares),
+        utility_usd_per_hour=weighing.utility(candidate, place, filled, spares) + paid_anyway,
         use=use,
     )
 

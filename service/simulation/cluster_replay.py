@@ -129,6 +129,7 @@ class ClusterReplay:
         self._trace, self._candidates, self._policy, self._setup, self._knobs = trace, candidates, policy, setup, knobs
         self._by_layout = {each.layout: each for each in candidates}
         self._curve = curve_of(candidates)
+        self._useful = max((each.nodes for each in candidates), default=0) + knobs.spares_max
         self._random = Random(setup.seed)
         self._silent = Random(setup.seed + 1)
         self._notices, self._losses, self._gains = Notices(), ChangeEvents(), ChangeEvents()
@@ -289,8 +290,9 @@ class ClusterReplay:
             self._decisions.append((at_s, decision))
 
     def _kept(self, at_s: float, decision: PolicyDecision, staying: int) -> int:
-        """The nodes to hold: what is wanted, and of those that are there what was wanted a moment ago."""
-        wanted = sum(count for _, count in decision.hold)
+        """The nodes to hold: what is wanted, and of those that are there what was wanted a moment ago; none that the
+        job could not use."""
+        wanted = min(sum(count for _, count in decision.hold), self._useful)
         return max(wanted, min(self._wanted.count(at_s, wanted), staying + len(self._coming)))
 
     def _is_broken(self) -> bool:
@@ -298,7 +300,8 @@ class ClusterReplay:
 
     def _inputs(self, at_s: float, goal: Goal) -> PolicyInputs:
         setup = self._setup
-        staying = sum(node not in self._leaving for node in self._up)
+        staying, coming = sum(node not in self._leaving for node in self._up), len(self._coming)
+        more = sum(node not in self._up and node not in self._coming for node in self._offered)
         self._losses.watch(at_s)
         self._gains.watch(at_s)
         pool = PoolView(
@@ -307,12 +310,13 @@ class ClusterReplay:
             market=Market.SPOT,
             usd_per_hour=setup.usd_per_hour_at(at_s),
             held=staying,
-            coming=len(self._coming),
-            offered=sum(node not in self._up and node not in self._coming for node in self._offered),
+            coming=coming,
+            offered=min(more, max(0, self._useful - staying - coming)),
             acquire_s=setup.acquire_s,
             life_s=_rounded(self._losses.life_s()),
             grows_in_s=_rounded(self._gains.life_s()),
             group_sizes=self._losses.group_sizes(),
+            at_risk=staying + coming + more,
         )
         standing = None
         if self._layout is not None:

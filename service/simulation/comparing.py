@@ -73,12 +73,13 @@ def compare(
     knobs: PolicyKnobs | None = None,
     times: ChangeTimes | None = None,
 ) -> Comparison:
-    """Replays the trace under each policy with the same losses. With `times` the product's machines carry the changes,
-    but for those of `checkpoint_restart`, which has no such machines."""
+    """Replays the trace under each policy with the same losses. None gets more nodes than the job can use: `hold_all`
+    as many spares as ours may have, and those that know no spares none. With `times` the product's machines carry the
+    changes, but for those of `checkpoint_restart`, which has no such machines."""
     knobs, grid = knobs or PolicyKnobs(), grid_of(trace, setup)
     restarting = tuple(replace(each, change_s=RESTART_S) for each in candidates)
     restarts = replace(setup, checkpoint_every_s=CHECKPOINT_EVERY_S)
-    keeps = replace(knobs, releases=False)
+    keeps, spareless = replace(knobs, releases=False), replace(knobs, spares_max=0)
 
     def run(policy: Policy, its_knobs: PolicyKnobs) -> ClusterRun:
         if times is None:
@@ -88,8 +89,10 @@ def compare(
     runs = {
         "liver": run(UtilityPolicy(), knobs),
         "hold_all": run(UtilityPolicy(), keeps),
-        "reactive": run(ReactivePolicy(), knobs),
-        "checkpoint_restart": replay_cluster(trace, restarting, ReactivePolicy(), setup=restarts, goal=goal),
+        "reactive": run(ReactivePolicy(), spareless),
+        "checkpoint_restart": replay_cluster(
+            trace, restarting, ReactivePolicy(), setup=restarts, knobs=spareless, goal=goal
+        ),
     }
     return Comparison(
         trace,

@@ -200,8 +200,12 @@ class WhatIfOut(BaseModel):
     lost_s_is_guess: bool = Field(description="The job's state is smaller or larger than any that was measured.")
     ideal_tokens: float
     oracles: OraclesOut
-    tokens_vs_hold_all: float = Field(description="Of LiveR's policy, as a share of those of holding every node.")
-    usd_vs_hold_all: float = Field(description="USD per token, by how much it is dearer than holding every node.")
+    tokens_vs_hold_all: float = Field(
+        description="Of LiveR's policy, as a share of those of holding every node of use."
+    )
+    usd_vs_hold_all: float = Field(
+        description="USD per token, by how much it is dearer than holding every node of use."
+    )
     policies: list[PolicyRunOut] = Field(description="LiveR's first.")
     enacted: dict[str, int] | None = Field(
         description="How many handoffs and starts LiveR's policy had, by rung and end; null where nobody asked for "

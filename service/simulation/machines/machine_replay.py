@@ -200,8 +200,9 @@ class MachineReplay(ClusterReplay):
             stays = sum(node not in self._leaving for node in self._used)
             use = ((pool.pool, stays),)
             standing = StandingWorld(standing.layout, standing.nodes, PLACE, use, is_whole=standing.is_whole)
-        held = pool.held + sum(name not in self._leaving for name in unseen)
-        return replace(inputs, pools=(replace(pool, held=held),), standing=standing)
+        more = sum(name not in self._leaving for name in unseen)
+        pool = replace(pool, held=pool.held + more, at_risk=pool.exposed + more)
+        return replace(inputs, pools=(pool,), standing=standing)
 
     # What it comes to.
 

@@ -11,6 +11,7 @@ from service.policy.choosing import UtilityPolicy
 from service.policy.plain_policies import ReactivePolicy
 from service.policy.types import Candidate, Goal, Policy, PolicyKnobs
 from service.simulation.cluster_replay import POINTS_MAX, ClusterRun, replay_cluster
+from service.simulation.comparing import compare
 from service.simulation.count_oracles import ideal_tokens, oracle_tokens
 from service.simulation.replay_ledger import hours_by_cause, ledger_of
 from service.simulation.replay_setup import ReplaySetup, Victims, grid_of, likely_hit
@@ -128,6 +129,17 @@ def test_nodes_that_buy_nothing_are_given_back_and_nodes_that_do_are_kept() -> N
     assert given_back.usd < 6 * 8 * 0.75
     kept = replay_cluster(trace, linear(), UtilityPolicy(), setup=ReplaySetup(acquire_s=120.0))
     assert kept.usd == pytest.approx(6 * 8)
+
+
+def test_nobody_holds_more_than_the_job_can_use_and_who_holds_all_of_that_trains_from_the_begin() -> None:
+    """Thirty nodes are to be had, of which the job can use four: what the others cost is no merit of any policy."""
+    trace = of_counts("roomy", [(0.0, 30), (1_800.0, 29)], 3_600.0)
+    found = compare(trace, linear()[:4], setup=ReplaySetup(acquire_s=120.0), knobs=PolicyKnobs(spares_max=2))
+    runs = dict(zip(found.names, found.runs, strict=True))
+    assert runs["hold_all"].usd == pytest.approx(6.0, abs=0.1)
+    assert runs["reactive"].usd == pytest.approx(4.0, abs=0.1) == runs["checkpoint_restart"].usd
+    assert runs["hold_all"].tokens >= runs["liver"].tokens
+    assert runs["hold_all"].tokens == pytest.approx(4 * 125 * 3_600, rel=0.01)
 
 
 def test_a_loss_hits_when_it_more_likely_does_than_not() -> None:
