@@ -13,7 +13,8 @@ from agent.driver.planning import Learned
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffOrder, JobOrder, LayoutByCount, LayoutForCount
 from agent.protocol.values import HandoffCause, HandoffState, Placement
-from liver_core.handoff import Order, Phase, Reason, Rung, Stage
+from agent.supervisor.records import StoreKey
+from liver_core.handoff import Order, Phase, Reason, Rung, Stage, StoreAddress
 from liver_core.handoff import Rung as CoreRung
 from liver_core.handoff.generations import next_start
 from liver_core.handoff.participant_events import RankStage
@@ -404,6 +405,32 @@ def test_the_number_of_a_store_that_died_is_not_used_again(job: JobOrder) -> Non
         assert {order.generation for _, order in now.sent} == {3}
 
     asyncio.run(run())
+
+
+def test_who_ends_while_a_store_is_coming_up_lets_go_of_it_and_opens_nothing(job: JobOrder) -> None:
+    async def run() -> None:
+        now, begun = Scene(job), asyncio.Event()
+        cancelled: list[bool] = []
+
+        async def never(key: StoreKey, address: str) -> StoreAddress:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.append(True)
+            raise AssertionError
+
+        now.stores.host = never
+        await now.lead.answer_loss(job, ACTIVE, {"d": (now.now, START_S + 60.0)})
+        await asyncio.wait_for(begun.wait(), timeout=10.0)
+        await now.lead.close()
+        assert cancelled == [True] and now.sent == [] and now.mirrors == []
+
+    asyncio.run(run())
+
+
+def test_who_ends_with_nothing_opened_has_nothing_to_let_go(job: JobOrder) -> None:
+    asyncio.run(Scene(job).lead.close())
 
 
 def test_an_agent_that_is_killed_before_its_first_order_still_tells_of_the_handoff_that_it_opened(

@@ -424,6 +424,17 @@ def test_a_directory_is_held_by_one_agent_at_a_time(tmp_path: Path) -> None:
     reopened(tmp_path).close()
 
 
+def test_who_found_the_directory_held_closes_no_file_of_others_afterwards(tmp_path: Path) -> None:
+    journal, refused = Journal(tmp_path).open(), Journal(tmp_path)
+    with pytest.raises(RunDirectoryError):
+        refused.open()
+    # It gets the number that the lock of the refused one had.
+    with (tmp_path / "other").open("w") as other:
+        refused.close()
+        other.write("still open")
+    journal.close()
+
+
 def test_a_directory_is_made_with_those_above_it_for_its_owner_only(tmp_path: Path) -> None:
     Journal(tmp_path / "a" / "b").open().close()
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700

@@ -29,13 +29,15 @@ QUIET = {
 
 
 def look(
-    *replies: Reply, long_poll_s: float = 5, now: Callable[[], datetime] = lambda: NOON
+    *replies: Reply, upcoming: Reply | None = None, long_poll_s: float = 5, now: Callable[[], datetime] = lambda: NOON
 ) -> tuple[list[Observation], list[str]]:
     """What the source makes of these answers to the long poll, and which ETags it asked with."""
     waiting = list(replies)
 
     def answer(asked: str) -> Reply:
         path = urlparse(asked.split()[1]).path
+        if path == UPCOMING_PATH and upcoming is not None:
+            return upcoming
         return waiting.pop(0) if path == PREEMPTED_PATH else QUIET[path]
 
     async def run() -> tuple[list[Observation], list[str]]:
@@ -135,6 +137,13 @@ def test_what_cannot_be_read_is_said_by_status_and_by_value() -> None:
     assert seen == [
         Unknown(f"{PREEMPTED_PATH} answered 503"), Unknown(f"{PREEMPTED_PATH} must be TRUE or FALSE, is 'MAYBE'")
     ]  # fmt: skip
+
+
+def test_what_is_said_of_upcoming_maintenance_with_an_error_is_told_by_its_status() -> None:
+    (seen,), _ = look(Reply(body="FALSE", headers=GOOGLE), upcoming=Reply(403, body="{", headers=GOOGLE))
+    assert seen == Unknown(f"{UPCOMING_PATH} answered 403")
+    (seen,), _ = look(Reply(body="FALSE", headers=GOOGLE), upcoming=Reply(body="{", headers=GOOGLE))
+    assert seen == Unknown(f"{UPCOMING_PATH} is not JSON: '{{'")
 
 
 def test_an_answer_that_does_not_name_google_is_not_believed() -> None:

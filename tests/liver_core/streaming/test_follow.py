@@ -30,6 +30,7 @@ from liver_core.streaming.follow import (
     TileRead,
 )
 from liver_core.streaming.header import StepHeader
+from liver_core.streaming.pace import BUSY_S_MOST, IDLE_S_MOST
 from liver_core.streaming.tiles import Tile
 from liver_core.streaming.tiles import TilePart as Part
 from tests.simulation.streaming import BUGS, run_seeds
@@ -381,6 +382,14 @@ def test_with_a_version_to_finish_at_it_looks_as_often_as_it_may():
     machine.finish(5)
     machine.handle(Begin())
     assert machine.handle(Looked((9,), (9,))) == (Sleep(0.001),)
+
+
+def test_beside_long_steps_who_lacks_nothing_looks_less_often_than_who_still_copies():
+    idle, copying = copied_at(4, count=2), follower(count=2)
+    idle.pace.step_s = copying.pace.step_s = 100.0
+    assert idle.handle(Looked((8,), (-1,)))[-1] == Sleep(IDLE_S_MOST)
+    copying.handle(Begin())
+    assert copying.handle(Looked((9,), (9,)))[-1] == Sleep(BUSY_S_MOST)
 
 
 def test_a_version_that_was_passed_cannot_be_finished_at():

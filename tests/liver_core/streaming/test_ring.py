@@ -123,6 +123,11 @@ def test_a_reader_that_nobody_waits_for_believes_nothing_mixed():
     assert len(set(believed)) >= 60
 
 
+def test_who_settles_is_told_whether_anything_was_due():
+    made = ring()
+    assert not made.is_due and made.settle_next() is False
+
+
 @pytest.mark.parametrize("path", [(5,), (8,), (7, 9), (7, 8, 7), (7, 8, 8)], ids=str)
 def test_a_counter_never_goes_back_and_hides_no_change(path: tuple[int, ...]):
     """Who writes an odd number has written the even one before, so two equal looks have nothing between them."""

@@ -6,10 +6,11 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service.leases.operations import begin_lease
 from service.leases.tables import LeaseRow, PoolPriceRow
-from service.ledger.operations import account_all, charge_pause
+from service.ledger.operations import account_all, charge_pause, recast_slots
 from service.ledger.queries import CauseSum, goodput, summary
-from service.ledger.rules import Spent
+from service.ledger.rules import Part, Spent
 from service.ledger.tables import Cause, IntervalRow
 from tests.service.ledger.conftest import START, at, leased
 
@@ -140,6 +141,17 @@ def test_only_time_in_which_ranks_worked_gives_a_pause(session: Session, lease: 
     for slot, cause in enumerate(Cause):
         found = charge_pause(session, lease=lease, slot=slot, seconds=1, job_id="j")
         assert found == (cause in (Cause.PRODUCTIVE, Cause.RECOMPUTE, Cause.BOOTSTRAP)), cause
+
+
+def test_slots_of_a_node_are_recast_each_by_what_it_did(session: Session) -> None:
+    wide = begin_lease(session, node_id="b", provider="none", pool="q", slots=3, now=START)
+    account_all(session, lease=wide, until=at(10), spent=[WORK, WORK, WORK])
+    session.flush()
+    again = [Part(at(2), at(6), Spent(Cause.RECOMPUTE, "j", 2))]
+    lost = [Part(at(0), at(10), Spent(Cause.LOST, "j", 2))]
+    recast_slots(session, node_id="b", by_slot={0: again, 1: lost, 2: again})
+    sums = {item.cause: item.slot_seconds for item in summary(session)}
+    assert sums == {Cause.PRODUCTIVE: 12, Cause.RECOMPUTE: 8, Cause.LOST: 10}
 
 
 def test_sums_are_by_cause_with_the_price_that_held_when_an_interval_began(session: Session, lease: LeaseRow) -> None:

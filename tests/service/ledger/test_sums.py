@@ -11,7 +11,7 @@ from service.leases.operations import set_price
 from service.leases.tables import LeaseRow, PoolPriceRow
 from service.ledger import sums
 from service.ledger.operations import account_all, charge_pause, recast
-from service.ledger.queries import by_generation, summary
+from service.ledger.queries import CauseSum, by_generation, saved_usd, summary
 from service.ledger.repricing import move_to_price
 from service.ledger.rules import Part, Spent
 from service.ledger.sums import Unsplittable, forget, merge, roll
@@ -23,6 +23,13 @@ SPANS = [
     (None, None), (0, 9_000), (3_600, 7_200), (3_599.5, 7_200.000001), (100, 200), (None, 4_000), (5_000, None),
     (3_600, 3_600), (7_300, 7_200), (-9_000, 99_000),
 ]  # fmt: skip
+
+
+def test_what_was_saved_is_known_as_soon_as_any_time_has_both_prices():
+    nothing = CauseSum(Cause.PRODUCTIVE, 3.0, 1.0, saved=0.0, uncompared=3.0)
+    half_a_second = CauseSum(Cause.PAUSE, 0.5, 0.1, saved=0.25)
+    assert saved_usd([nothing]) is None
+    assert saved_usd([nothing, half_a_second]) == 0.25
 
 
 @pytest.fixture

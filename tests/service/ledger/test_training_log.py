@@ -33,6 +33,20 @@ def test_ranks_that_stay_in_a_handoff_work_for_the_next_world_at_once_but_for_th
     assert difference(found) < 1e-6
 
 
+def test_a_handoff_amid_steps_that_are_made_again_is_productive_from_the_first_new_one_on():
+    again = [(number, 11, 0.4, f"01:{number:02d}.000000") for number in (8, 9)]
+    after = [(number, 12, 0.4, f"01:{number:02d}.000000") for number in (10, 11)]
+    worlds = [WorldAccount(1, FOUR, None, 37.6), WorldAccount(11, FOUR, None, 0.0), WorldAccount(12, THREE, 0.25, 3.0)]
+    found = compare(read_log(lines(*TEN, *again, *after)), worlds)
+    assert [round(item.log_s, 6) for item in found] == [37.6, 0.0, 3.0]
+
+
+def test_a_pause_that_took_no_time_at_all_is_no_pause():
+    handed_over = lines(*TEN, (11, 2, 0.05, "00:11.000000"), (12, 2, 0.4, "00:12.000000"))
+    worlds = [WorldAccount(1, FOUR, None, 4 * 9.4), WorldAccount(2, THREE, 0.0, 3 * 1.05 + 2 * 0.95)]
+    assert [round(item.log_s, 6) for item in compare(read_log(handed_over), worlds)] == [37.6, 5.05]
+
+
 def test_steps_that_are_made_again_are_not_productive():
     again = [(number, 11, 0.4, f"01:{number:02d}.000000") for number in range(8, 13)]
     found = compare(

@@ -187,6 +187,10 @@ def test_a_machine_that_is_so_many_times_slower_is_learned_from_one_step(slower,
     assert model.predict(layout) == pytest.approx(slower * raw.predict(layout), rel=1e-6)
 
 
+def test_a_weight_that_nothing_speaks_for_is_zero() -> None:
+    assert non_negative([[1.0]], [0.0], ties=[1.0], toward=0.0) == [0.0]
+
+
 @settings(deadline=None, max_examples=100)
 @given(
     rows=st.lists(st.lists(st.floats(0, 3), min_size=4, max_size=4), max_size=12),

@@ -10,7 +10,10 @@ from sqlalchemy import select
 from agent.protocol.sync import MetricsRow, SyncOrders
 from liver_core.handoff import RankStage
 from service.jobs.tables import HeldFactRow, JobGrantRow, JobRow, JobStepRow
-from service.ledger.tables import IntervalRow
+from service.leases.tables import LeaseRow
+from service.ledger.operations import close_lease
+from service.ledger.rules import Spent
+from service.ledger.tables import Cause, IntervalRow
 from service.nodes.tables import NodeRow
 from service.sync import calm as calm_reports
 from service.sync.calm import CalmAsk, Left
@@ -142,6 +145,19 @@ def test_what_is_new_of_the_node_itself_is_not_calm_and_is_stored(training, clie
     agents["a"].sync(**parts("a", 6))
     assert found == [False]
     assert client.get("/api/v1/nodes/a").json()["notice_source"]["state"] == "watching"
+
+
+def test_a_node_whose_lease_has_ended_is_not_calm_and_gets_another(training, context, clock, found):
+    agents, parts = training
+    with context.sessions.begin() as session:
+        lease = session.scalars(select(LeaseRow).where(LeaseRow.node_id == "a")).one()
+        close_lease(session, lease=lease, at=clock(), spent=lease.slots * [Spent(Cause.IDLE)], reason="test")
+    clock.advance(1)
+    agents["a"].sync(**parts("a", 6))
+    assert found == [False]
+    with context.sessions() as session:
+        leases = session.scalars(select(LeaseRow).where(LeaseRow.node_id == "a")).all()
+        assert [each.ended_at is None for each in sorted(leases, key=lambda each: each.started_at)] == [False, True]
 
 
 def test_a_part_that_broke_a_rule_is_refused_by_name_in_the_answer_to_a_calm_report(training, clock, found):
