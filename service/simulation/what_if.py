@@ -64,6 +64,10 @@ class WhatIfAnswer:
         return self.comparison.facts() | lost | {"not_followed": list(self.not_followed)}
 
 
+class GangError(ValueError):
+    """More nodes are asked for than the job can use."""
+
+
 def read_node_prices(text: str | None) -> tuple[PriceSteps, float]:
     """Of a node, in USD per hour: on spot over time, and on demand. `text`: CSV with pools `spot` and `on-demand`; its
     first moment is the begin of the trace where it has dates. Raises PriceError."""
@@ -73,8 +77,8 @@ def read_node_prices(text: str | None) -> tuple[PriceSteps, float]:
 
 
 def what_if(job: JobFile, trace: CapacityTrace, asked: WhatIf) -> WhatIfAnswer:
-    """Replays the trace under LiveR's policy and those it is compared with. Raises ValueError where no layout of the
-    job fits its own limits, or the trace has too many ticks."""
+    """Replays the trace under LiveR's policy and those it is compared with. Raises GangError for a gang that the job
+    cannot use, and ValueError where no layout of the job fits its own limits, or the trace has too many ticks."""
     cost = asked.cost or shipped_cost()
     layouts = candidates_of(
         job,
@@ -87,6 +91,8 @@ def what_if(job: JobFile, trace: CapacityTrace, asked: WhatIf) -> WhatIfAnswer:
     if not layouts:
         limits = f"nodes.min {job.nodes.min} to nodes.max {job.nodes.max}"
         raise ValueError(f"no layout of the job fits {limits} of {asked.slots_per_node} slots")
+    if asked.setup.gang > (most := max(each.nodes for each in layouts)):
+        raise GangError(f"must be at most {most}, the most nodes that a layout of the job uses, is {asked.setup.gang}")
     times = None if asked.times is None else _times_of(job, asked.times, layouts)
     setup, goal, knobs = by_own_policy(job, asked)
     found = compare(trace, layouts, setup=setup, goal=goal, knobs=knobs, times=times)

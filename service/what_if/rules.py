@@ -13,7 +13,7 @@ from service.simulation.machines.change_times import ChangeTimes
 from service.simulation.replay_ledger import hours_by_cause
 from service.simulation.replay_setup import ReplaySetup
 from service.simulation.traces import CapacityTrace, TraceError, TraceFormat, read_trace
-from service.simulation.what_if import SETUP, WhatIf, WhatIfAnswer, read_node_prices, what_if
+from service.simulation.what_if import SETUP, GangError, WhatIf, WhatIfAnswer, read_node_prices, what_if
 from service.what_if.schemas import (
     CurvePoint,
     OraclesOut,
@@ -58,6 +58,8 @@ def answer_of(asked: Question) -> WhatIfOut:
         answer = what_if(asked.job, trace, found)
     except TraceError as error:
         raise CannotReplay("trace", str(error)) from None
+    except GangError as error:
+        raise CannotReplay("knobs.gang", str(error)) from None
     except ValueError as error:
         raise CannotReplay("job", str(error)) from None
     return _shown(asked.job, found, answer)

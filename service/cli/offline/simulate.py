@@ -113,7 +113,7 @@ def _write(path: Path, found: "Comparison") -> None:
 
 def _answered(trace_file: Path, job: "JobFile", asked: "WhatIf") -> "WhatIfAnswer":
     from service.simulation.traces import TraceError, read_trace
-    from service.simulation.what_if import what_if
+    from service.simulation.what_if import GangError, what_if
 
     try:
         trace = read_trace(trace_file.name, text_of(trace_file, "--trace", bytes_max=FILE_BYTES_MAX))
@@ -121,6 +121,8 @@ def _answered(trace_file: Path, job: "JobFile", asked: "WhatIf") -> "WhatIfAnswe
         fail(f"--trace {error}")
     try:
         return what_if(job, trace, asked)
+    except GangError as error:
+        fail(f"--gang {error}")
     except ValueError as error:
         fail(str(error))
 

@@ -113,6 +113,13 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path, given, rule) -> None:
     assert rule in found.output
 
 
+def test_a_gang_of_more_nodes_than_the_job_can_use_is_refused(tmp_path) -> None:
+    assert run(tmp_path, "--gang", "6").exit_code == 0
+    found = run(tmp_path, "--gang", "7")
+    assert found.exit_code == 1
+    assert "--gang must be at most 6, the most nodes that a layout of the job uses, is 7" in found.output
+
+
 def test_prices_without_the_pool_are_refused(tmp_path) -> None:
     (tmp_path / "prices.csv").write_text("pool,from_s,usd_per_hour\nspot,0,1\n")
     found = run(tmp_path, "--prices", str(tmp_path / "prices.csv"))

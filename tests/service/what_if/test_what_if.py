@@ -133,6 +133,7 @@ def test_it_is_only_looked_at_so_that_a_viewer_may_ask_and_an_agent_may_not(clie
         ({"builtin": "other", "trace": None}, "builtin", "must be own-48h"),
         ({"knobs": {"notice_s": -1}}, "knobs.notice_s", "greater than or equal to 0"),
         ({"knobs": {"spares": 1}}, "knobs.spares", "not a known field"),
+        ({"knobs": {"gang": 2_000}}, "knobs.gang", "the most nodes that a layout of the job uses, is 2000"),
     ],
 )
 def test_what_cannot_be_replayed_is_refused_by_field_and_rule(client, given, field, rule):
