@@ -21,6 +21,7 @@ from service.policy.types import (
 from service.policy.utility import (
     HOUR_S,
     Curve,
+    changes_per_s,
     curve_of,
     horizon_s,
     tokens_of_one_gain,
@@ -72,18 +73,18 @@ class Weighing:
 
     def utility(self, candidate: Candidate, place: str, pools: _Filled, spares: int) -> float:
         """USD per hour; see `service.policy.utility`."""
-        prices = moved_usd = losses = gains = changes_per_s = 0.0
+        prices = moved_usd = losses = gains = changes = 0.0
         for pool, count in pools:
             prices += pool.usd_per_hour * count
             if not count:
                 continue
-            changes_per_s += 1.0 / pool.life_s + 1.0 / pool.grows_in_s
+            changes += changes_per_s(pool)
             moved_usd = max(moved_usd, pool.move_usd)
             if pool.market is Market.SPOT and pool.life_s < inf:
                 losses += tokens_of_one_loss(self.curve, candidate, spares, pool) * HOUR_S / pool.life_s
             if pool.grows_in_s < inf and pool.acquire_s:
                 gains += tokens_of_one_gain(self.curve, candidate, spares, pool) * HOUR_S / pool.grows_in_s
-        horizon = horizon_s(self.inputs.knobs, changes_per_s)
+        horizon = horizon_s(self.inputs.knobs, changes)
         change_s = self.change_s(candidate, place, pools)
         if self.goes_on(candidate.layout, place, pools):
             moved_usd = 0.0

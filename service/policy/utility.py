@@ -138,6 +138,21 @@ def tokens_of_one_gain(curve: Curve, candidate: Candidate, spares: int, pool: Po
     return (curve.tokens_per_s(held + 1) - curve.tokens_per_s(held)) * pool.acquire_s
 
 
+def changes_per_s(pool: PoolView) -> float:
+    """How often the pool changes what a job has to choose from: by a loss that takes a node which it could hold (in a
+    large pool most losses take the nodes of other jobs), and by a node that comes."""
+    if pool.life_s == inf:
+        return 1.0 / pool.grows_in_s
+    touched = _touched(pool.obtainable, max(pool.exposed, pool.obtainable), pool.group_sizes)
+    return touched / pool.life_s + 1.0 / pool.grows_in_s
+
+
+@lru_cache(maxsize=100_000)
+def _touched(nodes: int, there: int, group_sizes: tuple[tuple[int, float], ...]) -> float:
+    """The chance that a loss takes any of these nodes."""
+    return sum(chance * (1.0 - victims_among(nodes, there, size)[0]) for size, chance in group_sizes)
+
+
 def horizon_s(knobs: PolicyKnobs, changes_per_s: float) -> float:
     """L: the expected time until the capacity that an option uses changes, within the knobs' bounds."""
     expected = 1.0 / changes_per_s if changes_per_s > 0 else inf

@@ -316,6 +316,23 @@ def test_a_loss_costs_the_same_however_many_nodes_could_be_bought() -> None:
     assert tokens_of_one_loss(curve, busy, 0, replace(ours, held=0, at_risk=0, offered=8)) > 0
 
 
+@pytest.mark.parametrize(("others", "grows"), [(392, True), (0, False)], ids=["shared by many", "its own"])
+def test_losses_that_take_the_nodes_of_others_keep_no_job_from_growing(others: int, grows: bool) -> None:
+    """The pool loses a node a minute, and a change costs 40 s. Of 400 nodes one of the job's own eight goes every fifty
+    minutes, of eight every minute: then what is built is lost before it has paid."""
+    pool = PoolView("spot", "a", Market.SPOT, 1.0, held=4, offered=4, life_s=60.0, at_risk=8 + others)
+    layouts = tuple(Candidate(f"DP{nodes}", nodes, 8.0 / nodes, 1_000, change_s=40.0) for nodes in (4, 8))
+    asked = PolicyInputs(
+        pools=(pool,),
+        candidates=layouts,
+        usd_per_hour_on_demand=4.0,
+        standing=StandingWorld("DP4", 4, "a", (("spot", 4),)),
+        knobs=PolicyKnobs(spares_max=0),
+    )
+    best = decide(asked).best or decide(asked).option
+    assert best is not None and (best.layout == "DP8") is grows
+
+
 def test_no_dearer_nodes_are_wanted_for_a_deadline_that_cannot_be_met() -> None:
     """Ten hours of work, where a start takes ten minutes."""
     for left_h, place in ((9.9, "on-demand"), (10.1, "on-demand"), (9.0, "cheap"), (-1.0, "cheap")):
