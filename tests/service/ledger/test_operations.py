@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from service.leases.operations import begin_lease
 from service.leases.tables import LeaseRow, PoolPriceRow
-from service.ledger.operations import account_all, charge_pause, recast_slots
+from service.ledger.operations import account_all, charge_pause, close_lease, open_leases, recast, recast_slots
 from service.ledger.queries import CauseSum, goodput, summary
 from service.ledger.rules import Part, Spent
 from service.ledger.tables import Cause, IntervalRow
@@ -152,6 +152,34 @@ def test_slots_of_a_node_are_recast_each_by_what_it_did(session: Session) -> Non
     recast_slots(session, node_id="b", by_slot={0: again, 1: lost, 2: again})
     sums = {item.cause: item.slot_seconds for item in summary(session)}
     assert sums == {Cause.PRODUCTIVE: 12, Cause.RECOMPUTE: 8, Cause.LOST: 10}
+
+
+def test_a_slot_is_recast_from_the_first_to_the_last_of_what_is_known(session: Session, lease: LeaseRow) -> None:
+    account_all(session, lease=lease, until=at(7), spent=[WORK, Spent(Cause.IDLE)])
+    account_all(session, lease=lease, until=at(10), spent=[Spent(Cause.BOOTSTRAP, "j", 1), Spent(Cause.IDLE)])
+    session.flush()
+    parts = [Part(at(2), at(6), Spent(Cause.RECOMPUTE, "j", 2)), Part(at(8), at(9), Spent(Cause.LOST, "j", 2))]
+    recast(session, node_id="a", slots=[0], parts=parts)
+    assert [(cause, begin, end) for cause, _, _, begin, end in intervals(session)] == [
+        ("productive", 0, 2), ("recompute", 2, 6), ("productive", 6, 7),
+        ("bootstrap", 7, 8), ("lost", 8, 9), ("bootstrap", 9, 10),
+    ]  # fmt: skip
+
+
+def test_the_open_leases_of_nodes_come_by_node_and_those_that_ended_do_not(session: Session, lease: LeaseRow) -> None:
+    other = leased(session, "b", "q")
+    account_all(session, lease=lease, until=at(5), spent=[WORK, Spent(Cause.IDLE)])
+    session.flush()
+    found = open_leases(session, ["a", "b", "c"])
+    assert {name: (each.pool, each.slots, each.owes) for name, each in found.items()} == {
+        "a": ("p", 2, False), "b": ("q", 2, False),
+    }  # fmt: skip
+    assert [(tail.starts_at, tail.ends_at, tail.spent) for tail in found["a"].tails] == [
+        (at(0), at(5), WORK), (at(0), at(5), Spent(Cause.IDLE)),
+    ]  # fmt: skip
+    close_lease(session, lease=other, at=at(5), spent=[WORK, WORK], reason="gone")
+    session.flush()
+    assert open_leases(session, ["a", "b"]).keys() == {"a"}
 
 
 def test_sums_are_by_cause_with_the_price_that_held_when_an_interval_began(session: Session, lease: LeaseRow) -> None:
