@@ -27,7 +27,7 @@ from agent.driver.planning import (
 )
 from agent.driver.progress import Amendment, LostTime, Progress, first_mirror, learned_from, state_of_end
 from agent.journal import Table
-from agent.peer.unreached import lost_members
+from agent.peer.unreached import cut_off, lost_members, started_again
 from agent.protocol.notice_life import is_open
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffDeclined, HandoffMirror, HandoffOrder, JobOrder
@@ -130,7 +130,8 @@ class Lead:
         record = self._node.journal.get(Table.PROPOSER, self._job_id)
         if record is not None:
             self._proposer = self._new_proposer(from_json(ProposerRecord, record))
-        proposal = self._proposer.record.proposal
+        if (proposal := self._proposer.record.proposal) is not None:
+            self._proposer.handle(started_again(self._node.node_id), self._node.now())
         ended = self._proposer.record.ended
         self.mirrors.restore(self._job_id, proposal.handoff_id if proposal is not None else None, ended)
 
@@ -244,12 +245,15 @@ class Lead:
             return
         now = self._node.now()
         proposal = self._proposer.record.proposal
-        if proposal is not None and self._proposer.state in SILENT_IS_LOST:
+        if proposal is not None:
             source = proposal.source.members if proposal.source is not None else ()
-            lost_s = FENCED_LOST_S if proposal.parent < self._started else PEER_LOST_S
-            members, phase = (*source, *proposal.members), str(self._proposer.state)
-            for lost in lost_members(self._node.node_id, members, unreachable, phase=phase, now=now, lost_s=lost_s):
-                await self._feed(lost)
+            members, own = (*source, *proposal.members), self._node.node_id
+            if (trouble := cut_off(own, members, unreachable, now=now)) is not None:
+                await self._feed(trouble)
+            if (state := self._proposer.state) in SILENT_IS_LOST:
+                lost_s = FENCED_LOST_S if proposal.parent < self._started else PEER_LOST_S
+                for lost in lost_members(own, members, unreachable, phase=str(state), now=now, lost_s=lost_s):
+                    await self._feed(lost)
         await self._feed(Tick())
 
     async def close(self) -> None:

@@ -91,10 +91,11 @@ class NoticeResponse:
             await self._answer_proposal(order, order.handoff, active, candidates)
 
     def _world(self, order: JobOrder) -> Roster | None:
-        """The job's world. A node without a rank in it knows it from the service: where every member goes, it leads."""
-        active = self._slots.active()
-        if active is None and order.roster is not None and self._node.node_id not in order.roster.node_ids():
-            return order.roster
+        """The job's world. A node without a rank in it knows it from the service: where every member goes, it leads.
+        One whose own newer world has ended knows of none."""
+        active, told = self._slots.active(), order.roster
+        if active is None and told is not None and self._node.node_id not in told.node_ids():
+            return told if self._slots.newest_world() <= told.generation else None
         return active
 
     def who_stays(self, order: JobOrder) -> tuple[tuple[str, ...], bool]:

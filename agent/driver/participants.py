@@ -17,7 +17,17 @@ from agent.journal import Table
 from agent.protocol.jobfile import JobFile
 from agent.protocol.rank import Abort, Hello, Permit, Prepare, Retire, StageReport, Withdraw
 from agent.supervisor.records import RankState, SlotKey
-from liver_core.handoff import Decision, HandoffId, Order, Participant, ParticipantRecord, RankStage, Reason, Report
+from liver_core.handoff import (
+    Decision,
+    HandoffId,
+    Order,
+    Participant,
+    ParticipantRecord,
+    RankStage,
+    Reason,
+    Report,
+    Stage,
+)
 from liver_core.handoff.participant import ParticipantState
 from liver_core.handoff.participant_events import (
     AbortRank,
@@ -103,6 +113,12 @@ class JobSlots:
         """The newest world that a rank of this node steps in."""
         worlds = [item.record.active for item in self.participants.values() if item.record.active is not None]
         return max(worlds, key=lambda world: world.generation, default=None)
+
+    def newest_world(self) -> int:
+        """The highest generation that a rank of this node has stepped in, 0 if none has."""
+        records = [memory.record for memory in self.memories()]
+        ended = (each.generation for record in records for each in record.ended if each.stage is Stage.ACTIVE)
+        return max((*ended, *(record.active.generation for record in records if record.active)), default=0)
 
     def memory(self, slot: int) -> SlotMemory:
         """Record, origin and store of a slot."""

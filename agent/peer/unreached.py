@@ -3,8 +3,30 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from liver_core.handoff import FailedPart, FailureCause, Reason
-from liver_core.handoff.proposer_events import MemberLost
+from liver_core.handoff.proposer_events import Hindered, MemberLost
 from liver_core.layout import Member
+
+HINDERED_S = 5.0
+"""Whoever reached nobody for so long may have missed what others would have done in time."""
+
+
+def cut_off(own: str, members: Iterable[Member], unreachable: Mapping[str, float], *, now: float) -> Hindered | None:
+    """That the leading agent has reached none of several others for a while, though none is lost yet."""
+    others = {member.node_id for member in members} - {own}
+    if len(others) < 2 or not others <= unreachable.keys():
+        return None
+    for_s = now - max(unreachable[node_id] for node_id in others)
+    text = f"{own}, which leads, reached no other node for {for_s:.0f} s"
+    return _hindered(own, text) if for_s >= HINDERED_S else None
+
+
+def started_again(own: str) -> Hindered:
+    """That the leading agent's process was another one when the handoff was opened."""
+    return _hindered(own, f"the agent of {own}, which leads, was started again meanwhile")
+
+
+def _hindered(own: str, text: str) -> Hindered:
+    return Hindered(Reason(text, "lead", node=own, cause=FailureCause(FailedPart.NODE)))
 
 
 def lost_members(

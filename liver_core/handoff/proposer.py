@@ -15,6 +15,7 @@ from liver_core.handoff.proposer_events import (
     Amend,
     Cancel,
     HandoffEnded,
+    Hindered,
     MemberLost,
     Open,
     PersistProposal,
@@ -103,6 +104,9 @@ class Proposer:
                 return self._on_cancel(reason, now)
             case MemberLost(member=member, reason=reason):
                 return self._progress(now) if self.tally.lose(member, reason) else ()
+            case Hindered(reason=reason):
+                self.tally.hindrance = reason
+                return ()
             case ReportReceived(report=report):
                 return self._on_report(report, now)
             case Tick():

@@ -95,7 +95,14 @@ class ReportReceived:
     report: Report
 
 
-ProposerEvent = Open | Amend | Cancel | MemberLost | ReportReceived | Tick
+@dataclass(frozen=True, slots=True)
+class Hindered:
+    """The host itself could not hear participants for a while: that some are silent says nothing about them."""
+
+    reason: Reason
+
+
+ProposerEvent = Open | Amend | Cancel | MemberLost | Hindered | ReportReceived | Tick
 
 
 # Effects.

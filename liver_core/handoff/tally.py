@@ -11,6 +11,7 @@ from liver_core.handoff.proposer_events import Proposal
 from liver_core.layout import Member
 
 _SWITCHED = (Stage.ACTIVE, Stage.LEFT)
+_WAITED_FOR = (Stage.IDLE, Stage.PREPARING, Stage.STREAMING, Stage.CUTTING_OVER)
 _DROPPED = (Stage.ABORTED, Stage.BROKEN, Stage.IDLE)
 _PAST_BOUNDARY = (Stage.CUTTING_OVER, Stage.ACTIVE, Stage.LEFT, Stage.BROKEN)
 
@@ -34,12 +35,15 @@ class Tally:
         self._later = self._targets - frozenset(source) if rescues else frozenset()
         self._reports: dict[Member, Report] = {}
         self._lost: dict[Member, Reason] = {}
+        self.hindrance: Reason | None = None
+        """What kept the proposer's own host from hearing the others, if anything did."""
 
     def amended(self, proposal: Proposal) -> "Tally":
         """The tally of the next revision. Keeps what is known of the participants that stay."""
         tally = Tally(proposal)
         tally._reports = {member: report for member, report in self._reports.items() if member in tally.members}
         tally._lost = {member: reason for member, reason in self._lost.items() if member in tally.members}
+        tally.hindrance = self.hindrance
         return tally
 
     def take(self, report: Report) -> bool:
@@ -139,17 +143,21 @@ class Tally:
         return Stage.ABORTED if trains_on else Stage.BROKEN
 
     def silent_reason(self, phase: str, text: str) -> Reason:
-        """A reason that names the first participant for which the others wait."""
+        """A reason that names the first participant that is lost, or else for which the others wait. Where the
+        proposer's host did not hear the others for a while, it says that of those that are just silent."""
+        for member, lost in self._lost.items():
+            return self._blame(member, Reason(f"{text}; {lost.text}", phase, cause=lost.cause))
         for member in self.members:
             report = self._reports.get(member)
-            if member in self._lost:
-                lost = self._lost[member]
-                return self._blame(member, Reason(f"{text}; {lost.text}", phase, cause=lost.cause))
-            if report is None:
+            if report is None and self.hindrance is None:
                 return self._blame(member, Reason(f"{text}; {member.node_id}/{member.slot} never reported", phase))
-            if report.stage in (Stage.IDLE, Stage.PREPARING, Stage.STREAMING, Stage.CUTTING_OVER):
+            if report is not None and report.stage in _WAITED_FOR:
                 said = f"{member.node_id}/{member.slot} is {report.stage}"
                 return self._blame(member, Reason(f"{text}; {said}", phase))
+        if self.hindrance is not None:
+            own = next((member for member in self.members if member.node_id == self.hindrance.node), None)
+            reason = replace(self.hindrance, text=f"{text}; {self.hindrance.text}", phase=phase)
+            return reason if own is None else self._blame(own, reason)
         return self._blame(self.members[0], Reason(text, phase))
 
     def _shows(self, member: Member, phase: Phase, plan_revision: int) -> bool:

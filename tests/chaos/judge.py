@@ -21,6 +21,8 @@ _ELSEWHERE = (
     r"source: this member runs no rank of generation \d+ \(rank \d+, decision: go:"
 )
 """How an order is rejected where another handoff is under way, or has just taken the rank's world over."""
+STOPPED = "the job is stopped"
+"""The reason of an attempt that was under way when a trial ended its job."""
 REPORTED_S = 1.5
 """An agent reports progress within about a second."""
 STOPPED_S = 3.0
@@ -218,8 +220,10 @@ def _reasons(facts: Facts) -> list[Told]:
 
 def _is_withdrawn(row: dict[str, Any]) -> bool:
     """A proposal that no agent opened in time, that one declined, or whose ranks already take part in another handoff:
-    nothing of it has begun."""
+    nothing of it has begun. Or one that the end of the trial came upon."""
     detail = row["reason_detail"] or {}
+    if row["reason"] == STOPPED:
+        return True
     if detail.get("phase") == "refused" and re.match(_ELSEWHERE, row["reason"]):
         return True
     declined = detail.get("phase") == "declined"

@@ -159,6 +159,13 @@ def test_an_attempt_whose_ranks_take_part_in_another_one_has_not_failed_of_what_
     assert record_of(made) == record_of(facts())
 
 
+def test_an_attempt_that_the_end_of_the_trial_came_upon_has_not_failed():
+    made = facts()
+    open_ = {"state": "aborted", "superseded": False, "generation": 3, "reason_detail": None, "ended_by": None}
+    made.handoffs.append(open_ | {"changed_at": utc(KILLED_AT + 1.0), "reason": "the job is stopped"})
+    assert record_of(made) == record_of(facts())
+
+
 def test_a_step_made_as_its_node_was_taken_away_may_not_have_been_reported():
     made = facts()
     line = next(line for line in made.trail if line["event"] == "applied")

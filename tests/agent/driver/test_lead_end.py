@@ -14,7 +14,7 @@ from agent.journal import Journal, Table
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import JobOrder
 from agent.protocol.values import HandoffState
-from liver_core.handoff import Prefer, Reason, Rung
+from liver_core.handoff import FailedPart, FailureCause, Prefer, Reason, Rung
 from liver_core.handoff.participant_events import RankStage
 from liver_core.handoff.proposer import ProposerState
 from liver_core.layout import Member
@@ -176,6 +176,32 @@ def test_an_agent_that_is_not_reached_for_long_ends_what_is_being_prepared_and_n
         permitted.now += 2 * PEER_LOST_S
         await permitted.lead.tick(away)
         assert permitted.state is ProposerState.PERMITTED
+
+    asyncio.run(run())
+
+
+def test_a_lead_that_was_cut_off_or_started_again_blames_itself_and_nobody_who_is_just_silent(job: JobOrder) -> None:
+    async def run() -> None:
+        away = dict.fromkeys(("b", "c", "d"), START_S)
+        cut = Scene(job)
+        await cut.notice(30.0, "d")
+        cut.now += 18.0
+        await cut.lead.tick(away)
+        await cut.lead.tick({})
+        again = Scene(job, cut.journal)
+        again.lead.restore()
+        for scene, text in (
+            (cut, "the deadline passed before all were ready; a, which leads, reached no other node for 18 s"),
+            (
+                again,
+                "the deadline passed before all were ready; the agent of a, which leads, was started again meanwhile",
+            ),
+        ):
+            scene.now = START_S + 31.0
+            await scene.lead.tick({})
+            reason = scene.lead._proposer.record.reason
+            assert reason is not None and reason.text == text
+            assert (reason.node, reason.rank, reason.cause) == ("a", 0, FailureCause(FailedPart.NODE))
 
     asyncio.run(run())
 

@@ -89,6 +89,10 @@ class SlotsRecord:
         self.ended: set[str] = set()
         self.world: Roster | None = ACTIVE
         self.starting = False
+        self.newest = 0
+
+    def newest_world(self) -> int:
+        return self.newest
 
     def is_starting(self) -> bool:
         return self.starting
@@ -526,6 +530,24 @@ def test_a_node_without_a_rank_leads_where_every_member_goes_and_only_there(orde
         scene.slots.world = None
         await scene.hear(notice("b"))
         assert scene.lead.asked == [], "a has a rank in that world, and does not know yet where it stands"
+
+    asyncio.run(scenario())
+
+
+def test_a_node_whose_newer_world_has_ended_leads_none_from_the_world_that_the_service_told_last(
+    order: JobOrder,
+) -> None:
+    """The service is away and knows nothing of generation 2, which agents suspended with a checkpoint."""
+    target = Placement(layout=ParallelLayout(pp=2), members=members_of(("e", "f")))
+    plan = StandingPlan(parent=1, leaving=FOUR, target=target, plan_digest="", reason="all new")
+
+    async def scenario() -> None:
+        for newest, leads in ((0, True), (1, True), (2, False)):
+            scene = Scene(order.model_copy(update={"standing_plans": (plan,)}), "e")
+            scene.slots.world, scene.slots.newest = None, newest
+            for name in FOUR:
+                await scene.hear(notice(name))
+            assert (scene.lead.asked != []) is leads, newest
 
     asyncio.run(scenario())
 

@@ -248,6 +248,23 @@ def test_a_start_is_on_disk_before_its_process_starts_and_ends_one_that_lingers(
     run(scenario())
 
 
+def test_the_newest_world_of_a_node_counts_also_after_its_end_and_what_was_aborted_does_not() -> None:
+    async def run() -> None:
+        for active, stages, newest in (
+            (ACTIVE, (), 5), (None, (), 0), (None, (Stage.ACTIVE,), 9), (ACTIVE, (Stage.ABORTED,), 5),
+            (ACTIVE, (Stage.ACTIVE, Stage.ABORTED), 9),
+        ):  # fmt: skip
+            scene = Scene()
+            ended = tuple(
+                EndedHandoff(HandoffId(str(OTHER)), 9 + at, 1, stage, Decision.UNDECIDED, WHY)
+                for at, stage in enumerate(stages)
+            )
+            scene.restore(ParticipantRecord(active=active, highest_generation=9 + len(stages), ended=ended))
+            assert scene.slots.newest_world() == newest
+
+    asyncio.run(run())
+
+
 def test_a_start_is_told_to_a_process_only_when_the_one_of_the_older_world_has_ended() -> None:
     async def scenario() -> None:
         scene = running()

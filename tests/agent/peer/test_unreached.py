@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.peer.unreached import lost_members
+from agent.peer.unreached import HINDERED_S, cut_off, lost_members
 from liver_core.handoff import FailedPart, FailureCause
 from liver_core.layout import Member
 
@@ -30,3 +30,14 @@ def test_a_lead_that_reaches_nobody_names_its_own_node():
 @pytest.mark.parametrize("members", [MEMBERS[:3], MEMBERS[:1]])
 def test_of_two_nodes_nobody_can_tell_which_is_cut_off(members: tuple[Member, ...]):
     assert all(not node for _, node, _ in found({"b": 0.0}, members))
+
+
+def test_a_lead_that_reached_nobody_for_a_while_knows_that_silence_says_nothing_of_the_others():
+    now = 100.0 + HINDERED_S
+    found = cut_off("a", MEMBERS, {"b": 90.0, "c": 100.0, "elsewhere": 0.0}, now=now)
+    assert found is not None and (found.reason.node, found.reason.rank) == ("a", None)
+    assert found.reason.text == "a, which leads, reached no other node for 5 s"
+    assert found.reason.cause == FailureCause(FailedPart.NODE)
+    assert cut_off("a", MEMBERS, {"b": 90.0, "c": 100.1}, now=now) is None, "not yet for long enough"
+    assert cut_off("a", MEMBERS, {"b": 0.0}, now=now) is None, "c is reached"
+    assert cut_off("a", MEMBERS[:3], {"b": 0.0}, now=now) is None, "of two nobody can tell"

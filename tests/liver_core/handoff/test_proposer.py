@@ -22,6 +22,7 @@ from liver_core.handoff.proposer_events import (
     Amend,
     Cancel,
     HandoffEnded,
+    Hindered,
     MemberLost,
     Open,
     PersistProposal,
@@ -278,6 +279,16 @@ def test_whoever_stays_silent_is_named_in_the_end():
     assert feed(machine, Tick(), now=NOW + GIVE_UP_S)[-1:] != ()
     effects = feed(machine, Tick(), now=NOW + GIVE_UP_S + 1)
     assert ending(effects).reason.text == "because; b/0 never reported"
+
+
+def test_who_is_just_silent_is_not_named_where_the_lead_itself_heard_nobody_for_a_while():
+    late, trouble = "the deadline passed before all were ready", Reason("c reached no other node", "lead", node="c")
+    silent, slow = opened(), opened()
+    feed(slow, truth(ParticipantState.READY, A), truth(ParticipantState.PREPARING, B))
+    for machine in (silent, slow):
+        feed(machine, Hindered(trouble), Tick(), now=DEADLINE + 1)
+    assert silent.record.reason == Reason(f"{late}; c reached no other node", "prepare", 1, node="c")
+    assert slow.record.reason is not None and slow.record.reason.text == f"{late}; b/0 is preparing"
 
 
 def test_where_a_participant_that_is_lost_is_waited_for_the_attempt_ends_of_what_took_it():
