@@ -46,6 +46,11 @@ class CertificatePlan:
         self.elements = sum(slab.rows * slab.width for slab in whole)
         self._region_numel_least = max((slab.offset + slab.rows * slab.width for slab in whole), default=0)
         self._paired = tuple(name in paired for name in self.parameters)
+        counted = [0] * len(self.parameters)
+        for slab in whole:
+            counted[slab.index] += slab.rows * slab.width
+        self.counted = tuple(number * many for number, many in zip(counted, self._times, strict=True))
+        """Elements of each parameter that these sums are over; summed over a world they are equal in all layouts."""
         self._by_element = tuple(whole)
         self._by_pair = tuple(in_pairs(slab) if self._paired[slab.index] else slab for slab in whole)
         self._batches: dict[bool, tuple[Batch, ...]] = {}

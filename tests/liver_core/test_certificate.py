@@ -192,6 +192,16 @@ def test_what_one_rank_counts_several_times_is_what_as_many_ranks_count_once():
     assert (thrice != combine([once, once, CertificatePlan(boxes, {"b": (24,)}).sums(damaged, "master")])).all()
 
 
+def test_the_elements_of_each_parameter_are_counted_as_often_as_their_sums():
+    boxes = [
+        ResidentBox("w", Box((0, 0, 0), (2, 10, 4)), 0),
+        ResidentBox("w", Box((5, 0, 0), (6, 10, 1)), 80),
+        ResidentBox("b", Box((0,), (24,)), 90),
+    ]
+    plan = CertificatePlan(boxes, SHAPES, {"b": 3})
+    assert (plan.parameters, plan.counted) == (("w", "b", "emb"), (90, 72, 0))
+
+
 def test_padding_is_ignored_and_absent_parameters_sum_to_zero():
     region = torch.ones(100)
     boxes = [ResidentBox("b", Box((0,), (24,)), 50)]
