@@ -28,7 +28,7 @@ from service.notices.rules import AWS_QUEUE
 from tests.benchmarks.circumstances import end_when_told, hardware
 from tests.benchmarks.notice_report import percentile
 from tests.benchmarks.service import NODES_OF_A_JOB, Case, Run, pause
-from tests.benchmarks.service_agents import BusyAgent, OwnLag
+from tests.benchmarks.service_agents import BusyAgent, own_lag_ms
 from tests.benchmarks.storm_messages import ANNOUNCES, Message, machines_of, storm
 from tests.benchmarks.storm_place import Faults, StormPlace, as_monotonic, emulator_ms, storm_place
 
@@ -165,21 +165,19 @@ async def play(options: argparse.Namespace) -> dict[str, Any]:
                 await pause(options.settle)
                 named = [f"i-{node}" for node in _taken(run)][:machines]
                 run.watch.begin()
-                lag = OwnLag()
-                measuring = asyncio.create_task(lag.measure())
-                _say(f"{options.messages} messages in {options.seconds:g} s")
-                faults = Faults(place, kills=kills, away_s=away_s, first_in_s=options.seconds / 10)
-                faults.start()
-                sent = await _send(place, options, named)
-                _say("all are sent")
-                await _until_known(place, faults, told, expected=machines)
-                measuring.cancel()
+                with own_lag_ms() as late_ms:
+                    _say(f"{options.messages} messages in {options.seconds:g} s")
+                    faults = Faults(place, kills=kills, away_s=away_s, first_in_s=options.seconds / 10)
+                    faults.start()
+                    sent = await _send(place, options, named)
+                    _say("all are sent")
+                    await _until_known(place, faults, told, expected=machines)
                 work = {"reports": len(run.watch.syncs_ms), "report_ms": _spread(sorted(run.watch.syncs_ms))}
         messages = storm(options.messages, named, seconds=options.seconds, seed=options.seed)
         left, dlq = place.account.left(), place.account.left(place.account.dlq_url)
         found = await asyncio.to_thread(look, place)
         outcome = judge(messages, sent["sent"], found, told, left=left, dlq=dlq)
-    outcome |= {"own_lag_ms": _spread(sorted(lag.late_ms)), **work, "not_taken": dict(run.watch.refused)}
+    outcome |= {"own_lag_ms": _spread(sorted(late_ms)), **work, "not_taken": dict(run.watch.refused)}
     outcome["sent_in_s"] = round(sent["ended"] - sent["began"], 1)
     outcome |= {"faults": faults.done, "agents": case.agents, "period_s": case.period_s, "calm": options.calm}
     return outcome | report | {"load_average_at_end": [round(each, 2) for each in os.getloadavg()]}
