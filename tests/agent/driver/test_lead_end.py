@@ -182,7 +182,7 @@ def test_an_agent_that_is_not_reached_for_long_ends_what_is_being_prepared_and_n
 
 def test_a_lead_that_was_cut_off_or_started_again_blames_itself_and_nobody_who_is_just_silent(job: JobOrder) -> None:
     async def run() -> None:
-        away = dict.fromkeys(("b", "c", "d"), START_S)
+        away: dict[str, float] = dict.fromkeys("bcd", START_S)
         cut = Scene(job)
         await cut.notice(30.0, "d")
         cut.now += 18.0
