@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.supervisor.job_user import JobUser, environment_for_jobs
-from agent.supervisor.process import ProcessIdentity, is_alive
+from agent.supervisor.process import ProcessIdentity, is_alive, send_signal
 from liver_core.layout.limits import COUNT_MAX, GENERATION_MAX
 
 READY_S = 180.0
@@ -24,6 +25,7 @@ READ_S = 1.0
 """After a limit, to read what has come by then."""
 CONNECT_RETRY_S = 0.05
 LINE_BYTES_MAX = 8 * 1024 * 1024
+GIVEN_UP_MAX = 64
 
 
 class ZygoteError(Exception):
@@ -71,6 +73,8 @@ class ZygoteClient:
         self._on_exit = on_exit
         self._requests = itertools.count(1)
         self._waiting: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self._given_up: dict[str, str] = {}
+        """Sockets of forks whose answer did not come in time, by request; of at most `GIVEN_UP_MAX`."""
         self._writer: asyncio.StreamWriter | None = None
         self._reader_task: asyncio.Task[None] | None = None
 
@@ -98,7 +102,9 @@ class ZygoteClient:
         self._reader_task = asyncio.create_task(self._read(reader))
 
     async def fork(self, request: ForkRequest, timeout_s: float = ANSWER_S) -> ProcessIdentity:
-        """The forked process, or the one that already runs under the name."""
+        """The forked process, or the one that already runs under the name. One that is there only after this has been
+        given up is ended, unless it has been asked for again by then."""
+        self._given_up = {key: path for key, path in self._given_up.items() if path != request.socket_path}
         answer = await self._ask(
             {
                 "op": "fork",
@@ -157,6 +163,8 @@ class ZygoteClient:
             # An agent that stood still finds its limit over before it has read the answer that came meanwhile.
             await asyncio.wait([waiting], timeout=READ_S)
             if not waiting.done():
+                if request["op"] == "fork" and len(self._given_up) < GIVEN_UP_MAX:
+                    self._given_up[key] = request["socket_path"]
                 raise ZygoteError(f"the zygote did not answer {request['op']} in {timeout_s:g} s") from None
             answer = waiting.result()
         except OSError as error:
@@ -173,14 +181,23 @@ class ZygoteClient:
                 message = json.loads(line)
                 if message["op"] == "exited":
                     self._on_exit(Exited.from_json(message))
-                elif (waiting := self._waiting.get(str(message.get("request")))) and not waiting.done():
+                elif (waiting := self._waiting.get(key := str(message.get("request")))) and not waiting.done():
                     waiting.set_result(message)
+                elif (path := self._given_up.pop(key, None)) is not None and message["op"] != "refused":
+                    _end_unwanted(ProcessIdentity.from_json(message), path)
         except (OSError, ValueError):
             pass
         finally:
             for waiting in self._waiting.values():
                 if not waiting.done():
                     waiting.set_exception(ZygoteError("the zygote closed the connection"))
+
+
+def _end_unwanted(process: ProcessIdentity, socket_path: str) -> None:
+    """A process that was forked after its start had been given up: as after a standstill of the zygote."""
+    send_signal(process, signal.SIGKILL)
+    with contextlib.suppress(OSError):
+        os.unlink(socket_path)
 
 
 def start_zygote(
