@@ -12,8 +12,8 @@ HINDERED_S = 5.0
 
 def cut_off(own: str, members: Iterable[Member], unreachable: Mapping[str, float], *, now: float) -> Hindered | None:
     """That the leading agent has reached none of several others for a while, though none is lost yet."""
-    others = {member.node_id for member in members} - {own}
-    if len(others) < 2 or not others <= unreachable.keys():
+    others = _all_unreached(own, members, unreachable)
+    if not others:
         return None
     for_s = now - max(unreachable[node_id] for node_id in others)
     text = f"{own}, which leads, reached no other node for {for_s:.0f} s"
@@ -23,6 +23,12 @@ def cut_off(own: str, members: Iterable[Member], unreachable: Mapping[str, float
 def started_again(own: str) -> Hindered:
     """That the leading agent's process was another one when the handoff was opened."""
     return _hindered(own, f"the agent of {own}, which leads, was started again meanwhile")
+
+
+def _all_unreached(own: str, members: Iterable[Member], unreachable: Mapping[str, float]) -> set[str]:
+    """The other nodes where there are several and none of them is reached; else none."""
+    others = {member.node_id for member in members} - {own}
+    return others if len(others) > 1 and others <= unreachable.keys() else set()
 
 
 def _hindered(own: str, text: str) -> Hindered:
@@ -35,8 +41,7 @@ def lost_members(
     """Those of `members` whose agents have not been reached for `lost_s`. `unreachable`: since when each node's agent
     has not been. Whoever reaches none of several others is cut off itself: its own node is named."""
     found = tuple(dict.fromkeys(members))
-    others = {member.node_id for member in found} - {own}
-    is_cut_off = len(others) > 1 and others <= unreachable.keys()
+    is_cut_off = bool(_all_unreached(own, found, unreachable))
     for member in found:
         since = unreachable.get(member.node_id)
         if since is None or now - since <= lost_s:
