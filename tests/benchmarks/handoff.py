@@ -71,7 +71,6 @@ class Options:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, write the report after every size, print it. 1 where a case failed, 2 where it was never begun."""
     options = parse(arguments)
-    end_when_told()
     started = time.monotonic()
     where = circumstances("tests.benchmarks.handoff")
     found: dict[str, Any] = {"cases": [], "raw_bandwidth": {}, "steady": {"by_size": []}, **where}
@@ -262,4 +261,5 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
+    end_when_told()
     sys.exit(main())

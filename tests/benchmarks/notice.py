@@ -55,7 +55,6 @@ class Options:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Play what is left to play, write the report and print it."""
     options = parse(arguments)
-    end_when_told()
     where = circumstances("tests.benchmarks.notice")
     wanted = cases(options.runs)
     options.report.parent.mkdir(parents=True, exist_ok=True)
@@ -178,4 +177,5 @@ def _ms(value: float | None) -> str:
 
 
 if __name__ == "__main__":
+    end_when_told()
     sys.exit(main())

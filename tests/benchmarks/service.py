@@ -186,7 +186,6 @@ class Run:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    end_when_told()
     report = asyncio.run(measure(options))
     options.report.parent.mkdir(parents=True, exist_ok=True)
     options.report.write_text(json.dumps(report, indent=2) + "\n")
@@ -365,4 +364,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    end_when_told()
     raise SystemExit(main())

@@ -248,7 +248,6 @@ def _spread(ordered: Sequence[float]) -> dict[str, float | None]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """0, or 1 where something was lost or acted on twice."""
     options = _parser().parse_args(arguments)
-    end_when_told()
     report = asyncio.run(play(options))
     options.report.parent.mkdir(parents=True, exist_ok=True)
     options.report.write_text(json.dumps(report, indent=2) + "\n")
@@ -273,4 +272,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    end_when_told()
     raise SystemExit(main())

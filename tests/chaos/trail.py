@@ -37,15 +37,3 @@ class TrailedJob(SlowJob):
 
     def _note(self, **line: Any) -> None:
         os.write(self._trail, json.dumps({"at": time.monotonic(), "pid": os.getpid(), **line}).encode() + b"\n")
-
-
-def read_trail(folder: Path) -> list[dict[str, Any]]:
-    """All lines of all ranks, oldest first. A line cut short by a kill is left out."""
-    lines = []
-    for path in folder.glob("*.jsonl"):
-        for text in path.read_text().splitlines():
-            try:
-                lines.append(json.loads(text))
-            except ValueError:
-                continue
-    return sorted(lines, key=lambda line: line["at"])

@@ -22,7 +22,7 @@ from tests.chaos.machines import Machines
 from tests.chaos.plan import Kind, TrialPlan, job_file
 from tests.chaos.remains import Remains
 from tests.chaos.strikes import Strikes
-from tests.chaos.trail import read_trail
+from tests.chaos.trail_reader import TrailReader
 from tests.chaos.victims import Roles
 
 START_S = 150.0
@@ -51,6 +51,7 @@ class Trial:
         self._machines = machines
         self._remains = Remains(self._machines)
         self._roles = Roles()
+        self._trail = TrailReader(machines.folder / "trail")
         self._strikes = Strikes(self._machines, self._roles, plan.strikes)
         self._deadlines: dict[str, float] = {}
         self._later: list[tuple[float, Callable[[], None]]] = []
@@ -214,7 +215,8 @@ class Trial:
         facts.job = self._get(f"/api/v1/jobs/{job_id}") or self._job
         facts.steps = self._get(f"/api/v1/jobs/{job_id}/steps", limit=20_000) or []
         facts.handoffs = self._get("/api/v1/handoffs", job_id=job_id, limit=1_000) or []
-        facts.trail = read_trail(self._folder / "trail")
+        self._trail.look()
+        facts.trail = self._trail.lines
         facts.logged, facts.partly, births = read_rank_logs(list(self._folder.glob(f"nodes/*/logs/{job_id}/*.log")))
         facts.started = read_agent_logs(list(self._folder.glob("logs/node-*.log")))
         facts.births = births + births_of_service(facts.job, facts.handoffs)
@@ -281,11 +283,9 @@ class Trial:
         return set(self._job.get("nodes", ())) if self._state() else set()
 
     def _made(self) -> int:
-        """How many steps were made in all, those done again included."""
-        lines = read_trail(self._folder / "trail")
-        return len({(line["generation"], line["step"]) for line in lines if line["event"] == "applied"})
+        self._trail.look()
+        return self._trail.made
 
     def _applied(self) -> int:
-        """The highest step that any rank has applied."""
-        lines = read_trail(self._folder / "trail")
-        return max((line["step"] for line in lines if line["event"] == "applied"), default=0)
+        self._trail.look()
+        return self._trail.applied

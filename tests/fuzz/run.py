@@ -39,7 +39,6 @@ LOG_OF_ERRORS = ("Traceback", " failed")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0 if nothing was wrong and enough was asked."""
     options = _parser().parse_args(arguments)
-    end_when_told()
     began = time.monotonic()
     report = fuzz(seed=options.seed, examples=options.examples, for_s=options.for_s)
     report["seconds"] = round(time.monotonic() - began, 1)
@@ -145,4 +144,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    end_when_told()
     sys.exit(main())
