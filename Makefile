@@ -24,7 +24,7 @@ WORKERS ?= 2
 # Tests with real processes start up to eight each, and wait in between for deadlines to pass: one more than there are
 # cores. They are shared out by file, since the tests of a file share a running job.
 REAL_WORKERS ?= 3
-# Trials of `make chaos`. What build/reports/chaos.json has already is not played again: remove
+# Trials of `make chaos`. What build/reports/chaos.json has of this tree is not played again: remove
 # it to begin anew. A trial takes one to four minutes on two busy cores.
 TRIALS ?= 40
 TRIALS_AT_A_TIME ?= 1

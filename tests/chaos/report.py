@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import statistics
+import subprocess
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +17,20 @@ OF_EACH_KIND = 15
 CAUSE_LEAST = 0.98
 RECOVERY_MEDIAN_S = 6.0
 RECOVERY_MAX_S = 30.0
+ROOT = Path(__file__).parents[2]
+TRIED = ("agent", "liver_core", "service", "migrations", "constraints.txt")
 _PASSED_BY = ("not struck",)
+
+
+def tree_now(root: Path = ROOT) -> str:
+    """What trials try, as a hash of what Git calls its folders and files; with "-changed" where something is not
+    committed. Empty outside of a Git repository. Trials of one tree count together, whatever else was committed."""
+    where = {"cwd": root, "capture_output": True, "text": True, "check": False}
+    found = subprocess.run(["git", "rev-parse", *(f"HEAD:{name}" for name in TRIED)], **where)
+    if found.returncode:
+        return ""
+    changed = subprocess.run(["git", "status", "--porcelain", "--", *TRIED], **where).stdout
+    return hashlib.sha256(found.stdout.encode()).hexdigest()[:12] + "-changed" * bool(changed)
 
 
 def load(path: Path) -> dict[int, dict[str, Any]]:
@@ -111,7 +126,9 @@ def targets(records: Iterable[dict[str, Any]]) -> list[tuple[str, bool, str]]:
 def summary(records: Iterable[dict[str, Any]]) -> str:
     """For a terminal."""
     records = list(records)
-    lines = [f"{len(records)} trials"]
+    trees = Counter(record.get("tree", "") for record in records)
+    of_trees = ", ".join(f"{count} on {tree or 'an unknown tree'}" for tree, count in trees.most_common())
+    lines = [f"{len(records)} trials: {of_trees or 'none'}"]
     lines += [f"  {'met   ' if met else 'MISSED'}  {what}: {found}" for what, met, found in targets(records)]
     lines += [f"  seed {record['seed']}: {', '.join(found)}" for record in records if (found := broken_rules(record))]
     return "\n".join(lines)

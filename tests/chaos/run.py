@@ -23,7 +23,7 @@ from tests.chaos.ground import end_all, ground_for, possible_actions
 from tests.chaos.judge import record_of
 from tests.chaos.machines import DATABASE_FOLDER, FILLER
 from tests.chaos.plan import TrialPlan, plan_of
-from tests.chaos.report import broken_rules, load, save, summary
+from tests.chaos.report import broken_rules, load, save, summary, tree_now
 from tests.chaos.side_by_side import COMMAND, play_side_by_side
 from tests.chaos.trial import Trial
 
@@ -45,11 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seeds = range(options.seed, options.seed + options.trials)
     until = time.monotonic() + 60.0 * options.minutes
 
+    tree = tree_now()
+
     def done(seed: int, record: dict[str, Any]) -> None:
-        records[seed] = record
+        records[seed] = record | {"tree": tree}
         save(options.report, records)
 
-    due = (seed for seed in seeds if time.monotonic() <= until and not (options.resume and seed in records))
+    has = {seed for seed, record in records.items() if options.resume and tree and record.get("tree") == tree}
+    due = (seed for seed in seeds if time.monotonic() <= until and seed not in has)
     failed: list[int] = []
     try:
         if options.workers > 1:
@@ -129,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--trials", type=int, default=40, help="how many seeds")
     parser.add_argument("--seed", type=int, default=1, help="the first of them")
     parser.add_argument("--report", type=Path, default=Path("build/reports/chaos.json"))
-    parser.add_argument("--resume", action="store_true", help="leave out seeds that the report has")
+    parser.add_argument("--resume", action="store_true", help="leave out seeds that the report has of this tree")
     parser.add_argument("--workers", type=int, default=1, help="trials at a time; a quiet trial takes half a core")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no trial after so many minutes")
     parser.add_argument("--keep", type=Path, help="folder for logs and facts of trials that broke a rule")
