@@ -1,6 +1,8 @@
 """Options of the whole test suite, and the corpus that real ranks train on."""
 
 import os
+import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
     if hasattr(config, "workerinput"):
         _longest_files_first(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """Real ranks are forks of the process that runs the tests: a handler that one test leaves behind in it ends the
+    processes of another test otherwise than they end in a job."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    found = yield
+    changed = {number: handler for number, handler in before.items() if signal.getsignal(number) != handler}
+    for number, handler in changed.items():
+        signal.signal(number, handler)
+    assert not changed, f"the test has changed what {[number.name for number in changed]} does to this process"
+    return found
 
 
 def _longest_files_first(items: list[pytest.Item]) -> None:

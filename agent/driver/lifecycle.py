@@ -38,7 +38,7 @@ STEPS_GRACE = 4
 """Steps that a rank may take until it has learned that it should end and has ended."""
 CHECKPOINT_GRACE_S = 120.0
 """How much longer than a step a rank may take to end if it writes a checkpoint."""
-_BY_STORE, _BY_NODE = FailureCause(FailedPart.STORE), FailureCause(FailedPart.NODE)
+_BY_STORE = FailureCause(FailedPart.STORE)
 _log = logging.getLogger(__name__)
 
 
@@ -210,11 +210,12 @@ class Births:
         if not self._ending:
             states = self._host.states().items()
             self._ended_alone = {slot: (state.rank, state.generation) for slot, state in states}
-        await self._wind_down(order, self.alone.reason)
+        reason = self.alone.reason
+        await self._wind_down(order, reason.text)
         if self._host.busy():
             return
         for slot, (rank, generation) in self._ended_alone.items():
-            lost[slot] = self.lost_rank(slot, rank, generation, Reason(self.alone.reason, "suspend", cause=_BY_NODE))
+            lost[slot] = self.lost_rank(slot, rank, generation, reason)
         self._ended_alone = {}
         self.alone.end()
         self._node.sync_soon()

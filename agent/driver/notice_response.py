@@ -7,6 +7,7 @@ nothing comes of it. The service learns of it in parallel, through sync.
 import asyncio
 import logging
 from collections.abc import Callable
+from datetime import datetime
 
 from agent.driver.lead import Lead, Leaving
 from agent.driver.node_context import Node
@@ -137,10 +138,10 @@ class NoticeResponse:
         """Nothing fits without these nodes. Where the service is away agents suspend the job, if it can be saved."""
         if order.suspends_utc is not None or order.spec.checkpoint is None:
             return
-        pulse, facts = self._pulse(), [fact for found in leaving.values() for fact in found]
+        pulse = self._pulse()
         times = EndTimes(pulse.median_step_s, pulse.save_s)
         text = f"{', '.join(sorted(leaving)[:8])} will go, and {why}"
-        await self._alone.plan(active, tuple(fact.deadline_utc for fact in facts), times, text)
+        await self._alone.plan(active, {node: _earliest(facts) for node, facts in leaving.items()}, times, text)
 
     async def _forward(self, leaving: dict[str, list[NoticeFact]], candidates: tuple[str, ...]) -> None:
         """Tell the first candidate that answers, again and further down the order while nothing comes of it."""
@@ -240,3 +241,9 @@ class NoticeResponse:
         if in_time is None:
             return found
         return {name: (heard, safe_by if safe_by > now else in_time) for name, (heard, safe_by) in found.items()}
+
+
+def _earliest(facts: list[NoticeFact]) -> datetime | None:
+    """By when a node goes; None where one of its notices names no time."""
+    deadlines = [fact.deadline_utc for fact in facts]
+    return None if None in deadlines else min(at for at in deadlines if at is not None)

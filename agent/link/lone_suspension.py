@@ -5,11 +5,12 @@ an agent that hears of it late delays the end and loses nothing. Where the servi
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 
 from agent.protocol.peer import SuspensionBody
 from agent.protocol.values import utc
+from liver_core.handoff import FailedPart, FailureCause, Reason
 from liver_core.handoff.suspending import COMMITTED_S, EndTimes, begins_at
 from liver_core.layout import Roster
 from liver_core.layout.limits import fitting
@@ -47,29 +48,38 @@ class LoneSuspension:
         return _time_of(self._wanted, generation)
 
     @property
-    def reason(self) -> str:
-        """Why the ranks are ended."""
-        return "" if self._wanted is None else self._wanted.reason
+    def reason(self) -> Reason:
+        """Why the ranks are ended: what the node that goes first is the cause of."""
+        text, node = ("", "") if self._wanted is None else (self._wanted.reason, self._wanted.goes)
+        return Reason(text, "suspend", node=node, cause=FailureCause(FailedPart.NODE))
 
     async def take(self, body: SuspensionBody) -> None:
         """The agent that leads says when, or that it is called off."""
         if body != self._wanted:
-            when = "is called off" if body.at_utc is None else f"begins at {body.at_utc:%H:%M:%S} UTC: {body.reason}"
-            _log.warning("job %s: its suspension without the service %s", self._job_id, when)
+            _log.warning("job %s: its suspension without the service %s", self._job_id, self._when(body))
         self._wanted = body
 
-    async def plan(self, world: Roster, deadlines: tuple[datetime | None, ...], times: EndTimes, why: str) -> None:
-        """This agent leads, and nothing fits without the nodes that go by `deadlines`. Called about twice a second."""
+    def _when(self, body: SuspensionBody) -> str:
+        if body.at_utc is None:
+            return "is called off"
+        at = "at once" if body.at_utc <= utc(self._now()) else f"at {body.at_utc:%H:%M:%S} UTC"
+        return f"begins {at}: {body.reason}"
+
+    async def plan(self, world: Roster, going: Mapping[str, datetime | None], times: EndTimes, why: str) -> None:
+        """This agent leads, and nothing fits without the nodes that are `going`, each by a deadline if one is known.
+        Called about twice a second."""
         now, said = utc(self._now()), _time_of(self._said, world.generation)
         if said is not None and said <= now + timedelta(seconds=COMMITTED_S):
             return
         if self._heard_ago() < ALONE_AFTER_S:
             return await self.call_off()
-        at = begins_at(deadlines, times, said) or now
+        at = begins_at(tuple(going.values()), times, said) or now
         if at == said:
             return
         reason = fitting(f"{why}; the service is not heard")
-        await self._say(SuspensionBody(generation=world.generation, at_utc=at, reason=reason), world.node_ids())
+        first = min(going, key=lambda node: (going[node] or now, node))
+        body = SuspensionBody(generation=world.generation, at_utc=at, reason=reason, goes=first)
+        await self._say(body, world.node_ids())
 
     async def call_off(self) -> None:
         """This agent sees another way by now, or the service does. Too late where some may have begun."""

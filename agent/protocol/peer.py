@@ -86,12 +86,13 @@ class FactsBody(Message):
 
 class SuspensionBody(Message):
     """The agent that leads says when the ranks of this world are to end, since nothing fits without the nodes that go
-    and the service is not heard. `at_utc` None: not any more."""
+    and the service is not heard. `at_utc` None: not any more. `goes`: the first of these nodes."""
 
     kind: Literal["suspension"] = "suspension"
     generation: Generation
     at_utc: Utc | None
     reason: Explained
+    goes: NodeId
 
 
 PeerBody = Annotated[

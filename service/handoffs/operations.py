@@ -21,6 +21,7 @@ from service.jobs.causes import (
     FirstCause,
     at_store,
     behind,
+    blamed_in,
     cause_of_attempt,
     cause_of_rank,
     end_of,
@@ -200,7 +201,8 @@ def _first_cause(session: Session, mirror: HandoffMirror) -> FirstCause | None:
     stores = {mirror.parent: parent.store_node if parent is not None else None, mirror.generation: mirror.store_node}
     ended = [
         at_store(
-            cause_of_rank(node_id, rank["rank"], rank["step"], said_of(rank), end_of(rank)), stores[rank["generation"]]
+            cause_of_rank(node_id, rank["rank"], rank["step"], said_of(rank), end_of(rank), blamed=blamed_in(rank)),
+            stores[rank["generation"]],
         )
         for node_id, rank in failed
     ]

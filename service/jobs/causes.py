@@ -61,16 +61,28 @@ def said_of(rank: Mapping[str, Any]) -> FailureCause | None:
 
 
 def cause_of_rank(
-    node: str | None, rank: int | None, step: int | None, said: FailureCause | None, end: ProcessEnd | None
+    node: str | None,
+    rank: int | None,
+    step: int | None,
+    said: FailureCause | None,
+    end: ProcessEnd | None,
+    *,
+    blamed: str | None = None,
 ) -> FirstCause:
-    """What is known of the cause by what a rank of this node, or its agent, `said`, and by how its process ended."""
+    """What is known of the cause by what a rank of this node, or its agent, `said`, and by how its process ended.
+    `blamed`: the node that the reason names, if it names one."""
     known = said if end is None else end.cause(said)
     at = step if known is None or known.step is None else known.step
     if known is None:
         return FirstCause(FailedPart.RANK, node, rank, step=at)
     if known.what is not FailedPart.RANK:
-        return FirstCause(known.what, step=at)
+        return FirstCause(known.what, blamed if known.what is FailedPart.NODE else None, step=at)
     return FirstCause(FailedPart.RANK, node, rank, known.signal, known.exit_code, at)
+
+
+def blamed_in(rank: Mapping[str, Any]) -> str | None:
+    """The node that the reason of a rank or its agent names, None where it names none."""
+    return (rank.get("reason") or {}).get("node") or None
 
 
 def at_store(cause: FirstCause, store_node: str | None) -> FirstCause:

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agent.protocol.process_end import ProcessEnd
-from liver_core.handoff import FailureCause
-from service.jobs.causes import FirstCause, cause_of_rank
+from liver_core.handoff import FailedPart, FailureCause
+from service.jobs.causes import FirstCause, blamed_in, cause_of_rank, end_of, said_of
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 KINDS_MAX = 16
@@ -16,7 +16,8 @@ TEXT_CHARS_MAX = 2_000
 
 @dataclass(frozen=True, slots=True)
 class RankError:
-    """Why a rank cannot go on. `shown` says which rank as well; `text` is what the rank or its agent reported."""
+    """Why a rank cannot go on. `shown` says which rank as well; `text` is what the rank or its agent reported.
+    `blamed`: the node that this names, if it names one."""
 
     shown: str
     text: str
@@ -25,6 +26,16 @@ class RankError:
     step: int | None = None
     said: FailureCause | None = None
     end: ProcessEnd | None = None
+    blamed: str | None = None
+
+    @classmethod
+    def of(cls, node: str, rank: Mapping[str, Any]) -> "RankError":
+        """Of a rank of this node, as its agent reported it."""
+        text, said = (rank.get("reason") or {}).get("text", ""), said_of(rank)
+        shown = f"rank {rank['rank']} on node {node} is {rank['stage']}" + f": {text}" * bool(text)
+        if said is not None and said.what is FailedPart.NODE:
+            shown = text  # Agents ended it, since a node goes: it did as it was told.
+        return cls(shown, text, node, rank["rank"], rank["step"], said, end_of(rank), blamed_in(rank))
 
     @property
     def is_of_a_peer(self) -> bool:
@@ -34,7 +45,7 @@ class RankError:
     @property
     def cause(self) -> FirstCause:
         """What this says of the first cause."""
-        return cause_of_rank(self.node, self.rank, self.step, self.said, self.end)
+        return cause_of_rank(self.node, self.rank, self.step, self.said, self.end, blamed=self.blamed)
 
     def kind(self, nodes: tuple[str, ...]) -> str:
         """The error without what differs from one time to the next: process ids, ports, ranks, addresses.

@@ -20,7 +20,7 @@ from liver_core.layout import Roster, from_json
 from service.db.parsed import Parsed
 from service.handoffs import queries as handoffs
 from service.handoffs.tables import HandoffRow
-from service.jobs.causes import end_of, said_of, stopped_among
+from service.jobs.causes import stopped_among
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.grants import cut_off
 from service.jobs.tables import (
@@ -411,19 +411,10 @@ def _errors(nodes: Sequence[NodeRow], job: JobRow) -> tuple[RankError, ...]:
     """One for each rank of the active generation that cannot continue."""
     failed = (RankStage.BROKEN, RankStage.FAILED)
     return tuple(
-        RankError(
-            f"rank {rank['rank']} on node {node.node_id} is {rank['stage']}" + (f": {text}" if text else ""),
-            text,
-            node=node.node_id,
-            rank=rank["rank"],
-            step=rank["step"],
-            said=said_of(rank),
-            end=end_of(rank),
-        )
+        RankError.of(node.node_id, rank)
         for node in nodes
         for rank in node.ranks
         if rank["job_id"] == job.job_id and rank["generation"] == job.active_generation and rank["stage"] in failed
-        for text in [(rank.get("reason") or {}).get("text", "")]
     )
 
 

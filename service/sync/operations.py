@@ -269,7 +269,8 @@ def _note_errors(intake: Intake, news: set[tuple[str, int, str]]) -> None:
         if job.error_at is None and rank.generation == job.active_generation:
             job.error_at = intake.now
         said = rank.reason.cause if rank.reason else None
-        cause = cause_of_rank(intake.node.node_id, rank.rank, rank.step, said, rank.ended)
+        blamed = rank.reason.node or None if rank.reason else None
+        cause = cause_of_rank(intake.node.node_id, rank.rank, rank.step, said, rank.ended, blamed=blamed)
         if not cause.is_felt:
             row = intake.generation(rank.job_id, rank.generation) if cause.what is FailedPart.STORE else None
             cause = at_store(cause, row.store_node if row is not None else None)

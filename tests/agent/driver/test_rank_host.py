@@ -258,7 +258,7 @@ def test_a_suspension_whose_time_has_come_leaves_a_handoff_alone(
     assert wanted_by(DesiredState.RUN, at) is wanted
     assert wanted_by(DesiredState.STOP, at) is DesiredState.STOP
     assert wanted_by(DesiredState.RUN, None) is DesiredState.RUN
-    asyncio.run(births.alone.take(SuspensionBody(generation=3, at_utc=at, reason="told by agents")))
+    asyncio.run(births.alone.take(SuspensionBody(generation=3, at_utc=at, reason="told by agents", goes="b")))
     assert wanted_by(DesiredState.RUN, None) is wanted
     assert wanted_by(DesiredState.RUN, at + timedelta(hours=1)) is DesiredState.RUN, "what the service says counts"
     assert wanted_by(DesiredState.RUN, None, generation=4) is DesiredState.RUN, "a newer world is not meant"

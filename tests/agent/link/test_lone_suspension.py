@@ -10,6 +10,7 @@ import pytest
 from agent.link.lone_suspension import AGAIN_FOR_S, AGAIN_S, ALONE_AFTER_S, LoneSuspension
 from agent.protocol.peer import SuspensionBody
 from agent.protocol.values import utc
+from liver_core.handoff import FailedPart, FailureCause, Reason
 from liver_core.handoff.suspending import COMMITTED_S, TAKES_S, EndTimes
 from liver_core.layout import Member, ParallelLayout, Roster
 
@@ -38,7 +39,9 @@ class Scene:
         )
 
     def plan(self, *deadlines: datetime | None, times: EndTimes = TIMES, world: Roster = WORLD) -> None:
-        run(self.alone.plan(world, deadlines or (at(120),), times, "b will go, and nothing fits"))
+        """Nodes b and c go by these."""
+        going = dict(zip("bc", deadlines or (at(120),), strict=False))
+        run(self.alone.plan(world, going, times, "b will go, and nothing fits"))
 
     def after(self, seconds: float) -> "Scene":
         """Later, with nothing told since."""
@@ -54,10 +57,11 @@ def test_all_members_are_told_the_time_at_which_the_end_fits_before_the_first_no
     scene = Scene()
     scene.plan(at(200), at(120))
     body = SuspensionBody(
-        generation=3, at_utc=at(120 - NEEDS_S), reason="b will go, and nothing fits; the service is not heard"
+        generation=3, at_utc=at(120 - NEEDS_S), reason="b will go, and nothing fits; the service is not heard", goes="c"
     )
     assert scene.told == [("b", body), ("c", body)]
-    assert scene.alone.at(3) == at(120 - NEEDS_S) and scene.alone.reason == body.reason
+    assert scene.alone.at(3) == at(120 - NEEDS_S)
+    assert scene.alone.reason == Reason(body.reason, "suspend", node="c", cause=FailureCause(FailedPart.NODE))
     assert scene.alone.at(2) is None and scene.alone.at(None) is None, "no other world is meant"
 
 
@@ -127,7 +131,7 @@ def test_it_is_not_called_off_any_more_when_some_may_have_begun() -> None:
 
 def test_who_only_hears_of_it_calls_nothing_off_and_the_newest_word_counts() -> None:
     scene = Scene()
-    body = SuspensionBody(generation=3, at_utc=at(40), reason="c will go")
+    body = SuspensionBody(generation=3, at_utc=at(40), reason="c will go", goes="c")
     run(scene.alone.take(body))
     run(scene.alone.call_off())
     scene.alone.tick()

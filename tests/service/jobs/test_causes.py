@@ -51,6 +51,13 @@ def test_what_a_rank_or_its_agent_says_names_who_failed_and_not_who_misses_it(sa
     assert cause_of_rank("b", 1, 5, said, end) == cause
 
 
+def test_a_rank_that_agents_ended_since_a_node_goes_names_that_node_and_not_its_own():
+    gone = FailureCause(FailedPart.NODE)
+    assert cause_of_rank("b", 1, 5, gone, None, blamed="c") == FirstCause(FailedPart.NODE, "c", step=5)
+    assert cause_of_rank("b", 1, 5, gone, None) == FirstCause(FailedPart.NODE, step=5), "who does not say it"
+    assert cause_of_rank("b", 1, 5, FELT, None, blamed="c") == FirstCause(FailedPart.PEER, step=5)
+
+
 def test_no_sentence_is_a_cause():
     """An older agent gives none; and a rank may print what it likes."""
     assert said_of({"reason": {"text": SENTENCE, "phase": "x", "rank": 1}}) is None

@@ -1,7 +1,10 @@
 """What counts as the same error, and which one is named as the cause."""
 
+from typing import Any
+
 from agent.protocol.process_end import ProcessEnd
 from liver_core.handoff import FailedPart, FailureCause
+from service.jobs.causes import FirstCause
 from service.jobs.crashes import Crashes, RankError
 
 NODES = ("a", "b")
@@ -22,6 +25,19 @@ def lost(port: int, rank: int = 1) -> RankError:
 
 def died(crashes: Crashes, *errors: RankError, step: int = 6, nodes: tuple[str, ...] = NODES) -> Crashes:
     return crashes.after(step, errors, nodes)
+
+
+def reported(text: str, what: FailedPart, node: str = "") -> dict[str, Any]:
+    cause = {"what": what, "signal": None, "exit_code": None, "step": None, "peer": None, "newer_start": None}
+    return {"rank": 1, "stage": "failed", "step": 6, "reason": {"text": text, "node": node, "cause": cause}}
+
+
+def test_a_rank_that_its_agent_ended_since_a_node_goes_has_not_failed_and_names_that_node():
+    ends = RankError.of("b", reported("c will go, and nothing fits", FailedPart.NODE, "c"))
+    assert ends.shown == "c will go, and nothing fits"
+    assert ends.cause == FirstCause(FailedPart.NODE, "c", step=6)
+    felt = RankError.of("b", reported("it misses a peer", FailedPart.PEER))
+    assert felt.shown == "rank 1 on node b is failed: it misses a peer"
 
 
 def test_process_ids_and_ranks_make_no_other_error():

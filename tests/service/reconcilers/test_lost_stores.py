@@ -1,4 +1,4 @@
-"""What a world ended with that lost its store."""
+"""Which node a world names that lost its store, or that its agents ended."""
 
 from agent.protocol.sync import StoreHosted
 from liver_core.handoff import FailedPart, FailureCause, RankStage, Reason
@@ -14,3 +14,22 @@ def test_a_world_that_lost_its_store_names_the_node_that_kept_it(fleet: Fleet):
     fleet.round(trains=False, parts={"d": {"ranks": (rank,)}})
     ended_by = fleet.job()["generations"][0]["ended_by"]
     assert (ended_by["what"], ended_by["node"]) == ("store", "a")
+
+
+def test_a_world_that_agents_ended_while_the_service_was_away_names_the_node_that_goes(fleet: Fleet):
+    """Not a rank: none of them has failed."""
+    fleet.run()
+    why = "d will go, and nothing fits; the service is not heard"
+    ends = {
+        "stage": RankStage.FAILED,
+        "step": 4,
+        "reason": Reason(why, "suspend", node="d", cause=FailureCause(FailedPart.NODE)),
+    }
+    fleet.round(
+        trains=False,
+        parts={name: {"ranks": (agent.rank(agent.job_order(), **ends),)} for name, agent in fleet.agents.items()},
+    )
+    job = fleet.job()
+    ended_by = job["generations"][0]["ended_by"]
+    assert (ended_by["what"], ended_by["node"]) == ("node", "d")
+    assert why in job["reason"] and "failed" not in job["reason"]

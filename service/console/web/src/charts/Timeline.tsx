@@ -1,6 +1,6 @@
 // One axis for loss, tokens a second and goodput by cause, over steps, time or dollars; every handoff is a mark on it.
 import { Link } from '@tanstack/react-router'
-import { useCallback, useMemo, useState } from 'react'
+import { memo, useCallback, useMemo, useState, type CSSProperties } from 'react'
 import type uPlot from 'uplot'
 import { nowMs } from '../api/clock'
 import type { TimelineOut } from '../api/types'
@@ -79,25 +79,31 @@ function ReadOut({ of, at, isLast }: { of: Drawn; at: number; isLast: boolean })
   )
 }
 
-/** The marks as links, above the charts: for the mouse, for the keyboard, for a screen reader. */
+/** The marks as links, above the charts: for the mouse, for the keyboard, for a screen reader. The style sheet places
+    each by `--at`, between the lane's `--from` and `--to`: as steps come in only the lane changes, not its marks. */
 function MarkLane({ of, range }: { of: Drawn; range: [number, number] }) {
-  const [shown, setShown] = useState<{ mark: Mark; left: number } | null>(null)
+  const [shown, setShown] = useState<Placed | null>(null)
   const inView = of.marks.filter(({ x }) => x >= range[0] && x <= range[1])
   const marks = inView.slice(-MARKS_MAX)
+  // Seconds since 1970 have more digits than a style sheet is sure to keep.
+  const origin = of.marks[0]?.x ?? 0
+  const place = { '--from': range[0] - origin, '--to': range[1] - origin, marginLeft: AXIS_PX, marginRight: RIGHT_PX } as CSSProperties
   return (
-    <div className="mark-lane" style={{ marginLeft: AXIS_PX, marginRight: RIGHT_PX }} role="list" aria-label="Handoffs and starts" onMouseLeave={() => setShown(null)} onBlur={() => setShown(null)}>
+    <div className="mark-lane" style={place} role="list" aria-label="Handoffs and starts" onMouseLeave={() => setShown(null)} onBlur={() => setShown(null)}>
       {inView.length > marks.length && <span className="quiet small">the newest {MARKS_MAX} of {count(inView.length)}</span>}
-      {marks.map(({ x, mark }) => {
-        const left = ((x - range[0]) / (range[1] - range[0])) * 100
-        const show = () => setShown({ mark, left })
-        const key = mark.handoff_id ?? `${mark.kind} ${mark.generation} ${mark.at}`
-        const look = { className: `mark ${markLevel(mark)}`, style: { left: `${left}%` }, onMouseEnter: show, onFocus: show, 'aria-label': markText(mark) }
-        return <span role="listitem" key={key} style={{ display: 'contents' }}><MarkLink mark={mark} look={look} /></span>
-      })}
-      {shown && <MarkCard mark={shown.mark} left={shown.left} />}
+      {marks.map(({ x, mark }) => <OneMark key={mark.handoff_id ?? `${mark.kind} ${mark.generation} ${mark.at}`} mark={mark} x={x} at={x - origin} onShow={setShown} />)}
+      {shown && <MarkCard mark={shown.mark} left={((shown.x - range[0]) / (range[1] - range[0])) * 100} />}
     </div>
   )
 }
+
+type Placed = Drawn['marks'][number]
+
+const OneMark = memo(function OneMark({ mark, x, at, onShow }: { mark: Mark; x: number; at: number; onShow: (shown: Placed) => void }) {
+  const show = () => onShow({ x, mark })
+  const look = { className: `mark ${markLevel(mark)}`, style: { '--at': at } as CSSProperties, onMouseEnter: show, onFocus: show, 'aria-label': textOf(mark) }
+  return <span role="listitem" style={{ display: 'contents' }}><MarkLink mark={mark} look={look} /></span>
+})
 
 /** To the incident that caused it, if there is one; else to the handoff. */
 function MarkLink({ mark, look }: { mark: Mark; look: object }) {
@@ -124,15 +130,6 @@ function MarkCard({ mark, left }: { mark: Mark; left: number }) {
 }
 
 const markLevel = (mark: Mark) => mark.state === 'aborted' || mark.state === 'broken' || mark.lost_steps > 0 ? 'bad' : mark.kind === 'handoff' ? 'good' : 'info'
-// Marks stay the same objects while steps come in.
-const markTexts = new WeakMap<Mark, string>()
-function markText(mark: Mark): string {
-  const known = markTexts.get(mark)
-  const text = known ?? textOf(mark)
-  if (known === undefined) markTexts.set(mark, text)
-  return text
-}
-
 const textOf = (mark: Mark) => `${words(mark.kind)} ${mark.source_layout ? `${layoutName(mark.source_layout)} to ` : ''}${layoutName(mark.target_layout)}, cause ${words(mark.cause)}, ${mark.state}, pause ${seconds(mark.pause_s)}, ${plural(mark.lost_steps, 'step')} lost`
 
 function drawMarks(plot: uPlot, of: Drawn): void {

@@ -43,7 +43,18 @@ function increasing(values: number[]): number[] {
   return values.map(value => (before = value > before ? value : before + Math.abs(before) * 1e-12 + 1e-12))
 }
 
+const bandsKnown = { time: new WeakMap<TimelineOut['buckets'], Band[]>(), dollars: new WeakMap<TimelineOut['buckets'], Band[]>() }
+
+/** Over steps they depend on the points. Otherwise they stay as they are while steps come in, which leave the buckets alone:
+    a month of them is not summed up again for each step. */
 function bandsOf(timeline: TimelineOut, axis: Axis): Band[] {
+  if (axis === 'step') return bandsAnew(timeline, axis)
+  const bands = bandsKnown[axis].get(timeline.buckets) ?? bandsAnew(timeline, axis)
+  bandsKnown[axis].set(timeline.buckets, bands)
+  return bands
+}
+
+function bandsAnew(timeline: TimelineOut, axis: Axis): Band[] {
   let step = timeline.points[0] ? timeline.points[0].step - 1 : 0
   let next = 0
   let paid = 0
