@@ -4,6 +4,8 @@ A wake-up is only a hint: every waiter also checks from time to time, so a lost 
 """
 
 import asyncio
+import selectors
+import socket
 import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -22,6 +24,8 @@ TOPIC_CHARS_MAX = len("node/,") + 63
 SENDING = {"channel": CHANNEL, "topics_max": PAYLOAD_CHARS_MAX // TOPIC_CHARS_MAX}
 """For a statement that sends topics of nodes and jobs itself: so many always fit one notification."""
 RETRY_S = 1.0
+LOOK_S = 0.5
+"""How often to look whether streams should end."""
 ORDERS_FIRST_S = 0.05
 """What wakes the reconcilers has nearly always woken agents too: their orders do not compete with a look at the job."""
 RECONCILERS = "reconcilers"
@@ -64,6 +68,7 @@ class WakeHub:
         self._outage = outage
         self._conninfo = url.set(drivername="postgresql").render_as_string(hide_password=False)
         self._stop = threading.Event()
+        self._stopped_here, self._stopped_there = socket.socketpair()
         self._is_ending: Callable[[], bool] = lambda: False
         self._reconcilers = threading.Event()
         self._lock = threading.Lock()
@@ -78,6 +83,7 @@ class WakeHub:
     def stop(self, *, timeout_s: float = 5.0) -> None:
         """Stop listening and wake every waiter once, so that none hangs."""
         self._stop.set()
+        self._stopped_here.close()  # The thread that listens sees its end of the pair at once.
         self.wake_all()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
@@ -126,19 +132,30 @@ class WakeHub:
                     del self._waiters[topic]
 
     def _listen(self) -> None:
+        with self._stopped_there:
+            self._listen_until_stopped()
+
+    def _listen_until_stopped(self) -> None:
         while not self._stop.is_set():
             try:
                 with psycopg.connect(self._conninfo, autocommit=True, connect_timeout=5) as connection:
                     connection.execute(f"LISTEN {CHANNEL}")
                     self._outage.ends()
                     self.wake_all()
-                    while not self._stop.is_set():
-                        for notification in connection.notifies(timeout=0.5):
-                            self._dispatch(notification.payload)
-                        self._end_streams()
+                    self._take_notifications(connection)
             except psycopg.Error as error:
                 self._outage.begins(error)
                 self._stop.wait(RETRY_S)
+                self._end_streams()
+
+    def _take_notifications(self, connection: psycopg.Connection) -> None:
+        with selectors.DefaultSelector() as selector:
+            for source in (connection, self._stopped_there):
+                selector.register(source, selectors.EVENT_READ)
+            while not self._stop.is_set():
+                selector.select(LOOK_S)
+                for notification in connection.notifies(timeout=0):
+                    self._dispatch(notification.payload)
                 self._end_streams()
 
     def _end_streams(self) -> None:

@@ -1,13 +1,15 @@
 """Wake-ups: sent when a transaction commits, never when it is rolled back, and in pieces that fit one notification."""
 
+import threading
 import time
 from uuid import UUID
 
 import psycopg
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import func, insert, select
 
 from agent.protocol.jobfile import JobFile
+from service.db import wake
 from service.db.wake import CHANNEL, ORDERS_FIRST_S, PAYLOAD_CHARS_MAX, WakeHub, job_topic, node_topic, notify
 from service.jobs.operations import submit_job, touch
 from service.jobs.tables import JobMemberRow, JobRow, MemberRole
@@ -77,3 +79,19 @@ def test_the_reconcilers_look_a_moment_after_agents_are_woken(database):
     began = time.monotonic()
     hub.wait_for_reconcilers(0.1)
     assert time.monotonic() - began >= 0.1, "nothing of a job has changed"
+
+
+def test_who_listens_is_woken_by_a_change_and_by_the_end_at_once(database, monkeypatch):
+    """A service that ends waits for it, and every test that has a service."""
+    monkeypatch.setattr(wake, "LOOK_S", 60.0)
+    connected, changed = threading.Event(), threading.Event()
+    monkeypatch.setattr(database.outage, "ends", connected.set)
+    hub = WakeHub(database.engine.url, database.outage)
+    hub.call_at("job/a", changed.set)
+    hub.start()
+    assert connected.wait(20.0)
+    with database.engine.begin() as connection:
+        connection.execute(select(func.pg_notify(CHANNEL, "job/a")))
+    assert changed.wait(20.0)
+    hub.stop(timeout_s=20.0)
+    assert not hub._thread.is_alive()
