@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_and_test, mutate_code
 from cosmic_ray.work_item import MutationSpec, WorkerOutcome, WorkResult
 
+from tests.benchmarks.circumstances import end_when_told
 from tests.mutants import sampling
 from tests.mutants.operators import Operators
 from tests.mutants.packages import LEFT_OUT, PACKAGES
@@ -44,7 +44,6 @@ plugins.OPERATOR_PROVIDERS["people"] = Operators()
 def main() -> int:
     options = _options()
     names = options.packages or list(PACKAGES)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     # Tests of the journal wait for the disk, which is no matter here.
     with tempfile.TemporaryDirectory(prefix="liver-mutants-", dir=memory) as folder:
@@ -194,4 +193,5 @@ def _summary(content: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
+    end_when_told()
     sys.exit(main())
