@@ -14,6 +14,9 @@ from typing import Any
 
 RANKS_MAX = 6
 """A trial runs on two cores: more ranks would only make it slower."""
+EXCHANGES_MAX = 300
+"""Layers that the micro-batches of a step go through, for each further rank of a tensor-parallel group. Each waits for
+all ranks of the group: six of them on two cores would make steps of half a minute, and recoveries of that length."""
 VOCABULARY = 264
 STEPS_MAX = 100_000
 SECOND_STRIKE = 0.3
@@ -223,6 +226,7 @@ def _layouts(model: dict[str, int], batch: int, sizes: range) -> list[str]:
         and not any(size % tp for size in divided)
         and not model["num_layers"] % pp
         and not batch % dp
+        and (tp - 1) * batch // dp * model["num_layers"] <= EXCHANGES_MAX
     ]
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from agent.protocol.jobfile import JobFile, parse_layout
 from service.planner.feasibility import rule_violations
 from tests.chaos.ground import names_of
-from tests.chaos.plan import EVERYWHERE, POSSIBLE, RANKS_MAX, Action, Kind, Victim, job_file, plan_of
+from tests.chaos.plan import EVERYWHERE, EXCHANGES_MAX, POSSIBLE, RANKS_MAX, Action, Kind, Victim, job_file, plan_of
 
 SEEDS = range(1, 421)
 
@@ -30,6 +30,15 @@ def test_any_nodes_of_a_count_are_all_needed_by_its_layout_and_have_room_for_it(
             ranks = parse_layout(text).world_size
             assert ranks <= min(sum(slots[:count]), RANKS_MAX), seed
             assert ranks > sum(slots[len(slots) - count + 1 :]), seed
+
+
+def test_no_layout_makes_steps_of_half_a_minute_on_two_cores():
+    for seed in SEEDS:
+        plan = plan_of(seed)
+        for _, text in plan.layouts:
+            layout = parse_layout(text)
+            micro_batches = plan.global_batch // plan.micro_batch // layout.dp
+            assert (layout.tp - 1) * micro_batches * plan.model["num_layers"] <= EXCHANGES_MAX, seed
 
 
 def test_kinds_take_turns_and_every_victim_is_struck_in_every_way():
