@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -25,6 +26,7 @@ from tests.cluster.net_islands import HUB, Islands
 from tests.cluster.slow_islands import SlowIslands
 
 DATABASE_ENDS_S = 20.0
+UNIT = Path(__file__).parents[2] / "deploy" / "systemd" / "liver-agent.service"
 
 
 @cache
@@ -68,6 +70,8 @@ def ground_for(plan: TrialPlan, folder: Path) -> Iterator[Machines]:
         if actions & {Action.CUT, Action.LATE}:
             names = names_of(plan)
             islands = stack.enter_context((SlowIslands if Action.LATE in actions else Islands)(names))
+            for name in names:
+                run_as_deployed(islands, name)
             stack.enter_context(_inside_hub(islands))
         clocks = None
         if Action.CLOCK in actions:
@@ -77,6 +81,13 @@ def ground_for(plan: TrialPlan, folder: Path) -> Iterator[Machines]:
         stack.callback(machines.unmount)
         stack.callback(processes.close)
         yield machines
+
+
+def run_as_deployed(islands: Islands, name: str) -> None:
+    """What the agent's unit does on a node before it starts the agent, on an island."""
+    [line] = [line for line in UNIT.read_text().splitlines() if line.startswith("ExecStartPre=")]
+    command = shlex.split(line.removeprefix("ExecStartPre=").lstrip("-+"))
+    subprocess.run(["nsenter", f"--net={islands.path_of(name)}", "--", *command], capture_output=True, check=False)
 
 
 @contextmanager
