@@ -33,7 +33,7 @@ LISTS = (
     "/api/v1/jobs?limit=1000", "/api/v1/nodes?limit=10000", "/api/v1/notices?limit=1000", "/api/v1/handoffs?limit=1000",
     "/api/v1/ledger", "/api/v1/pools/prices", "/api/v1/audit?limit=1000", "/api/v1/leases?limit=1000",
 )  # fmt: skip
-LOG_OF_ERRORS = ("Traceback", " failed")
+LOG_OF_ERRORS = ("Traceback", " ERROR ")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
