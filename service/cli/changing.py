@@ -99,7 +99,7 @@ def resume(
     client = connect(service_url, token_file)
     body = {} if steps is None else {"steps": steps}
     job = client.post(f"/api/v1/jobs/{find_job(client, job_id)}/resume", content=json.dumps(body).encode())
-    _say(job, job["reason"], as_json=as_json)
+    _say(job, f"{job['state']}, it goes on as soon as it can", as_json=as_json)
 
 
 def update(

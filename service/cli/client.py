@@ -1,5 +1,6 @@
 """Calls the REST API for the client verbs: finds service and token, and turns every failure into one clear sentence."""
 
+import math
 import os
 import shutil
 import sys
@@ -199,11 +200,11 @@ class ServiceClient:
 
     def put(self, path: str, body: dict[str, Any]) -> Any:
         """PUT as JSON."""
-        return self._send("PUT", path, json=body)
+        return self._send("PUT", path, json=_finite(body))
 
     def patch(self, path: str, body: dict[str, Any]) -> Any:
         """PATCH as JSON."""
-        return self._send("PATCH", path, json=body)
+        return self._send("PATCH", path, json=_finite(body))
 
     def delete(self, path: str) -> None:
         """DELETE, which has no answer."""
@@ -273,6 +274,14 @@ class ServiceClient:
             fail(str(problem["detail"]))
         fields = "".join(f"\n  {item.get('field')}: {item.get('rule')}" for item in found)
         fail(f"{problem.get('title')}:{fields}")
+
+
+def _finite(body: dict[str, Any]) -> dict[str, Any]:
+    """The same. Fails naming a number that JSON does not have."""
+    for name, value in body.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            fail(f"{name}: must be a finite number, is {value}", code=2)
+    return body
 
 
 def _after_s(response: "httpx.Response") -> float:

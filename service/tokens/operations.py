@@ -119,10 +119,20 @@ def list_tokens(session: Session, pages: Pages, *, revoked: bool = False) -> Seq
 
 def revoke_token(session: Session, token_id: str, *, now: datetime) -> TokenRow:
     """From now on the token does not work. With the key of a node end the tokens that were fetched with it, its part in
-    its jobs, and its lease: it counts as gone. Raises 404 for an unknown one. Revoking twice changes nothing."""
+    its jobs, and its lease: it counts as gone. Raises 404 for an unknown one, and 409 for the last one of an admin:
+    nobody could make another. Revoking twice changes nothing."""
+    # In one order, so that two admins who revoke each other's token wait for each other.
+    admins = session.scalars(
+        select(TokenRow)
+        .where(TokenRow.role == Role.ADMIN, TokenRow.revoked_at.is_(None))
+        .order_by(TokenRow.token_id)
+        .with_for_update()
+    ).all()
     row = _locked(session, token_id)
     if row.revoked_at is not None:
         return row
+    if [each.token_id for each in admins if is_valid(each, now)] == [token_id]:
+        raise conflict(f"token {token_id} is the only admin's token that works: create another one first")
     row.revoked_at = now
     if row.role == Role.NODE_KEY:
         assert row.node_id is not None  # The database checks this too.

@@ -112,6 +112,8 @@ def test_a_price_that_was_set_is_listed(service: Service):
     every = json.loads(service.run("prices", "list", "--pool", "spot-a", "--json").stdout)
     assert [(item["price_usd_per_hour"], item["egress_usd_per_gb"]) for item in every] == [(3.5, None), (2.0, 0.02)]
     assert "effective_from" in service.run("prices", "set", "spot-a", "2", "--from", "noon").stderr
+    endless = service.run("prices", "set", "spot-a", "1e400")
+    assert (endless.exit_code, endless.stderr) == (2, "error: price_usd_per_hour: must be a finite number, is inf\n")
 
 
 def test_logs_of_a_job_that_never_ran_are_empty(service: Service, job_file: Path):

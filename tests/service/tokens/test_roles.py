@@ -96,6 +96,21 @@ def test_a_revoked_token_is_useless_at_once_and_no_longer_listed(client, token_o
     assert token["token_id"] in everything and token["token"].split("_", 2)[2] not in everything
 
 
+def test_the_last_admin_cannot_lock_everybody_out(client, token_of, admin, clock):
+    admins = [each for each in client.get("/api/v1/tokens", headers=admin).json() if each["role"] == "admin"]
+    path = f"/api/v1/tokens/{admins[0]['token_id']}/revoke"
+    assert len(admins) == 1
+    refused = client.post(path, headers=admin)
+    assert refused.status_code == 409 and "create another one first" in refused.json()["detail"]
+    token_of(Role.ADMIN, expires_in_s=60)
+    clock.advance(61)
+    assert client.post(path, headers=admin).status_code == 409, "the other one has ended meanwhile"
+    other = token_of(Role.ADMIN)
+    assert client.post(path, headers=admin).status_code == 200
+    assert client.get("/api/v1/jobs", headers=admin).status_code == 401
+    assert client.get("/api/v1/tokens", headers=header(other)).status_code == 200
+
+
 def test_a_rotated_token_works_for_its_grace_and_the_new_one_lasts_as_long_as_the_old_one_did(
     client, token_of, admin, clock
 ):
