@@ -229,7 +229,8 @@ def _usable_of(
     barred |= {node.node_id for node in nodes if announces_its_end(node.notice_source)}
     at_risk = {item.node_id for item in still_open if not takes_node(NoticeKind(item.kind))}
     # A member whose notice no longer moves the job keeps its ranks; nobody else gets any there.
-    going = {item.node_id for item in noticed} | (barred - set(world.node_ids() if world else ()))
+    members = frozenset(world.node_ids() if world else ())
+    going = {item.node_id for item in noticed} | (barred - members)
     spec = job_file_of(job)
     markets = weighed_markets(session, spec, job.job_id, {node.pool for node in nodes}, now=now)
     prices = {market.pool: market.usd_per_hour for market in markets}
@@ -247,7 +248,7 @@ def _usable_of(
                 usd_per_hour=prices.get(node.pool),
             )
             for node in nodes
-            if node.node_id not in going and _usable(node, spec, world)
+            if node.node_id not in going and _usable(node, spec, members)
         ),
         world=world,
         step_seconds=tuple((each.layout, each.seconds) for each in steps),
@@ -388,10 +389,10 @@ def _absent(session: Session, handoff: HandoffRow | None) -> tuple[str, ...]:
     return tuple(session.scalars(not_ready.order_by(NodeRow.node_id)))
 
 
-def _usable(node: NodeRow, spec: JobFile, world: World | None) -> bool:
+def _usable(node: NodeRow, spec: JobFile, members: frozenset[str]) -> bool:
     # A silent member may only have a slow agent. It counts until it is gone, or the job would leave a node that works.
     # A free node must be ready.
-    if world is not None and node.node_id in world.node_ids():
+    if node.node_id in members:
         return node.state != NodeState.GONE
     return node.state == NodeState.READY and (not spec.pools or node.pool in spec.pools)
 

@@ -201,7 +201,13 @@ def layouts_by_count(inputs: PlanInputs, known: Candidates | None = None) -> tup
         known = Candidates.of(replace(inputs, nodes=_fleet(inputs, sizes)))
     if job.layouts.pinned or len(known.by_step) >= CANDIDATES_MAX:
         # Pinned layouts depend on the number of nodes, and a list that was cut is made anew for each.
-        return tuple(_layout_for_count(inputs, known, sizes, count) for count in counts)
+        pinned = {each.nodes for each in job.layouts.pinned} or set(counts)
+        return tuple(
+            _layout_for_count(inputs, known, sizes, count)
+            if count in pinned
+            else LayoutForCount(nodes=count, layout=None, reason=_not_pinned(count))
+            for count in counts
+        )
     times = step_times(replace(inputs, nodes=_fleet(inputs, sizes[:1])))
     smallest, largest = (
         BestByCount.of(known, row[: counts.stop - 1], job.nodes.min, times).choices for row in (sizes, sizes[::-1])
@@ -214,6 +220,10 @@ def layouts_by_count(inputs: PlanInputs, known: Candidates | None = None) -> tup
         else _layout_for_count(inputs, known, sizes, count)
         for count in counts
     )
+
+
+def _not_pinned(count: int) -> str:
+    return f"no layout is pinned for {count} node{'s' * (count > 1)}"
 
 
 def _named(count: int, best: Choice, which: str) -> LayoutForCount:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.protocol.jobfile import JobFile, parse_layout
+from service.planner import losses
 from service.planner.decision import decide
 from service.planner.feasibility import candidates, violations
 from service.planner.inputs import LayoutUse, PlanInputs, PlannerVerdict, PlanNode, World
@@ -247,10 +248,22 @@ def test_layouts_by_count_say_for_every_allowed_count_what_runs_or_why_nothing_d
     assert [(choice.nodes, choice.layout and str(choice.layout)) for choice in choices] == [
         (1, None), (2, "TP2xPP1xDP1"), (3, "TP1xPP3xDP1"), (4, "TP2xPP2xDP1"),
     ]  # fmt: skip
-    assert choices[0].reason == "no layout fits 1 nodes"
+    assert choices[0].reason == "no layout is pinned for 1 node"
     assert choices[1].reason.startswith("TP2xPP1xDP1, ") and choices[1].reason.endswith(
         " s (+-200%) predicted per step"
     )
+
+
+def test_only_counts_that_a_layout_is_pinned_for_are_looked_at(monkeypatch):
+    """A job of a thousand nodes may pin two: what holds its row meanwhile keeps its agents waiting."""
+    looked, look = [], losses._layout_for_count
+    monkeypatch.setattr(losses, "_layout_for_count", lambda *given: looked.append(given[-1]) or look(*given))
+    pinned = [{"nodes": count, "layout": f"DP{count}"} for count in (500, 1_000)]
+    wanted = {"nodes": {"min": 1, "max": 1_000}, "layouts": {"pinned": pinned}, "global_batch": 4_000}
+    inputs = PlanInputs(JobFile.model_validate(JOB | wanted), nodes(*map(str, range(1_000))))
+    found = {choice.nodes: choice.layout for choice in layouts_by_count(inputs)}
+    assert (len(found), looked) == (1_000, [500, 1_000])
+    assert [count for count, layout in found.items() if layout is not None] == [500, 1_000]
 
 
 @pytest.mark.parametrize(("ready", "counts"), [(0, [2]), (1, [2]), (3, [2, 3]), (9, [2, 3, 4])])
