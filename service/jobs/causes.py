@@ -93,13 +93,12 @@ def at_store(cause: FirstCause, store_node: str | None) -> FirstCause:
 def cause_of_attempt(reason: Reason, *, store_node: str | None, source: Roster | None = None) -> FirstCause | None:
     """The same of the reason for which a handoff ended; None if nothing failed, as where it was taken back. `source`:
     the world that it began from, whose ranks were read."""
-    found = cause_of_rank(reason.node or None, reason.rank, None, reason.cause, None)
+    node = reason.node or None
+    found = cause_of_rank(node, reason.rank, None, reason.cause, None, blamed=node)
     nobody = reason.rank is None or reason.phase == REFUSED
     match found.what:
         case FailedPart.STORE:
             return at_store(FirstCause(FailedPart.STORE), store_node)
-        case FailedPart.NODE:
-            return FirstCause(FailedPart.NODE, reason.node or None, step=found.step)
         case FailedPart.PEER if (missed := _missed(reason, source)) is not None:
             return FirstCause(FailedPart.PEER, *missed, step=found.step)
         case FailedPart.RANK if nobody and found.signal is None and found.exit_code is None:
