@@ -13,6 +13,7 @@ from typing import Any
 
 from agent.driver.driver import Driver
 from agent.driver.node_context import Node
+from agent.gpus import hidden_gpus
 from agent.journal import Journal, JournalError, Table
 from agent.link.identity import NodeAuth
 from agent.link.link import ServiceLink
@@ -195,7 +196,7 @@ class Agent:
             run_dir=settings.run_dir,
             socket_path=str(settings.socket_dir / "z.sock"),
             preload=settings.preload,
-            environment={},
+            environment=hidden_gpus(settings.device),
             job_user=settings.job_user,
             on_exit=note_exit,
         )

@@ -24,15 +24,22 @@ def demo(
             help="Keep the data directory, and leave a service running on it, whose console shows what happened.",
         ),
     ] = False,
+    device: Annotated[
+        str,
+        typer.Option(
+            help="Train on this: cpu, or any name for this machine's GPUs, which the four ranks take in turn.",
+            metavar="NAME",
+        ),
+    ] = "cpu",
     plain: Annotated[
         bool, typer.Option("--plain", help="Print lines instead of a live display (the default off a terminal).")
     ] = False,
 ) -> None:
     """Run a real Megatron job through real spot notices on this machine.
 
-    Starts a service with an embedded PostgreSQL and four agents with one CPU rank each, trains a small GPT, takes nodes
+    Starts a service with an embedded PostgreSQL and four agents with one rank each, trains a small GPT, takes nodes
     away and gives them back, and compares with a restart from a checkpoint. About three minutes on two cores.
     """
     from deploy.demo.run import run_demo
 
-    raise typer.Exit(run_demo(report=report, keep=keep, plain=plain))
+    raise typer.Exit(run_demo(report=report, keep=keep, plain=plain, device=device))

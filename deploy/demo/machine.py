@@ -20,7 +20,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def device(kinds: list[str]) -> dict[str, Any]:
+def machine(kinds: list[str]) -> dict[str, Any]:
     """What the nodes' slots are, the machine below them, and how busy it is now."""
     return {
         "slots": kinds,

@@ -4,6 +4,7 @@ Every wait has a deadline. Ctrl-C, SIGTERM and failures end every process that w
 """
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -12,14 +13,16 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from agent.gpus import CPU, gpus_of_node
 from deploy.demo import demo_job
 from deploy.demo.acts import Acts
-from deploy.demo.compare import compare
+from deploy.demo.compare import WithoutAgents
 from deploy.demo.display import Display, open_display
-from deploy.demo.machine import device, versions
+from deploy.demo.machine import machine, versions
 from deploy.demo.report import Measured, broken_bounds, build_report
 from deploy.demo.summary import print_summary
 from deploy.local.api import Api, until
@@ -35,8 +38,9 @@ SERVICE_NICE = 15
 """In a fleet the service has its own machine. Here it shares the cores with the ranks, so it runs at low priority."""
 
 
-def run_demo(*, report: Path | None, keep: bool, plain: bool) -> int:
-    """The exit status: 0, 1 when a step failed, 3 when a bound is broken, 130 when interrupted."""
+def run_demo(*, report: Path | None, keep: bool, plain: bool, device: str = CPU) -> int:
+    """The exit status: 0, 1 when a step failed, 3 when a bound is broken, 130 when interrupted. `device`: as an agent's
+    `--device`."""
     display = open_display(plain=plain)
     folder = Path(tempfile.mkdtemp(prefix="liver-demo-"))
     # The embedded PostgreSQL does not run as root: it must be able to enter the folder.
@@ -45,7 +49,7 @@ def run_demo(*, report: Path | None, keep: bool, plain: bool) -> int:
     previous = signal.signal(signal.SIGTERM, _interrupted)
     failed = True
     try:
-        content = _play(folder, processes, display)
+        content = _play(folder, processes, display, device)
         broken = broken_bounds(content)
         failed = bool(broken)
         display.close()
@@ -69,9 +73,19 @@ def run_demo(*, report: Path | None, keep: bool, plain: bool) -> int:
         _tidy(folder, keep=keep or failed)
 
 
-def _play(folder: Path, processes: Processes, display: Display) -> dict[str, Any]:
-    began = time.monotonic()
-    cluster = Cluster(folder, processes, service_nice=SERVICE_NICE)
+@dataclass(frozen=True, slots=True)
+class Lived:
+    """What the live run left behind: its acts, its ledger, the kinds of device of its nodes."""
+
+    acts: Acts
+    data_prefix: str
+    ledger: dict[str, Any]
+    kinds: list[str]
+
+
+def live(folder: Path, processes: Processes, display: Display, device: str) -> Lived:
+    """Set everything up, play all acts, and end every process. Raises DemoFailed."""
+    cluster = Cluster(folder, processes, service_nice=SERVICE_NICE, device=device)
     api, data_prefix = _set_up(cluster, processes, display)
     acts = Acts(cluster, api, display)
     acts.start(demo_job.job_file(data_prefix))
@@ -79,25 +93,32 @@ def _play(folder: Path, processes: Processes, display: Display) -> dict[str, Any
     acts.gain_a_node()
     acts.lose_two_nodes()
     acts.stop()
-    tracker = acts.tracker
-    ledger = api.get("/api/v1/ledger", job_id=tracker.job_id)
+    ledger = api.get("/api/v1/ledger", job_id=acts.tracker.job_id)
     kinds = sorted({node["device"] for node in api.get("/api/v1/nodes")})
     api.close()
     # The comparison, like the live run, has the machine to itself.
     processes.close()
-    layout = acts.layout_after_first_loss
-    baseline, references = compare(
-        processes, folder / "compare", display, data_prefix=data_prefix, layout=layout, steps=tracker.last_step
-    )
+    return Lived(acts, data_prefix, ledger, kinds)
+
+
+def _play(folder: Path, processes: Processes, display: Display, device: str) -> dict[str, Any]:
+    began = time.monotonic()
+    if device != CPU and not gpus_of_node(device, os.environ):
+        raise DemoFailed(f"--device {device}: this machine has no GPU (nvidia-smi -L, CUDA_VISIBLE_DEVICES); use cpu")
+    lived = live(folder, processes, display, device)
+    tracker = lived.acts.tracker
+    comparison = WithoutAgents(processes, folder / "compare", display, demo_job.job_spec(lived.data_prefix), device)
+    baseline = comparison.restart(lived.acts.layout_after_first_loss)
+    references = comparison.undisturbed(tracker.last_step)
     measured = Measured(
         handoffs=tracker.handoffs,
         steps=tracker.steps,
         baseline=baseline,
         references=references,
-        ledger=ledger,
-        newcomer=acts.newcomer,
+        ledger=lived.ledger,
+        newcomer=lived.acts.newcomer,
         versions=versions(),
-        device=device(kinds),
+        device=machine(lived.kinds),
         took_s=time.monotonic() - began,
     )
     return build_report(measured)
@@ -105,7 +126,7 @@ def _play(folder: Path, processes: Processes, display: Display) -> dict[str, Any
 
 def _set_up(cluster: Cluster, processes: Processes, display: Display) -> tuple[Api, str]:
     """Start corpus, service and four nodes in parallel."""
-    display.act("Start a service with an embedded PostgreSQL, and four nodes with one CPU rank each")
+    display.act(f"Start a service with an embedded PostgreSQL, and four nodes with one rank each on {cluster.device}")
     cluster.start_service()
     data_prefix, corpus = cluster.start_corpus()
     api = cluster.await_service()

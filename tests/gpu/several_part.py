@@ -1,4 +1,4 @@
-"""Part 7: a GPU for each rank, NCCL between them: TP2xPP2 to PP3 by stop-and-copy, and back live."""
+"""Part 8: a GPU for each rank, NCCL between them: TP2xPP2 to PP3 by stop-and-copy, and back live."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pytest
 from tests.gpu import bundle
 from tests.gpu.check import Verdict
 
-PARTS = "machine,job,certificate"
+PARTS = "machine,job,certificate,product"
 """What a fresh environment could lack is imported by these."""
 INSTALL_S, RUN_S = 900.0, 900.0
 

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from liver_core.gpu_environment import rank_environment, visible_gpus
 from liver_core.handoff.messages import Order, RankStage, StoreAddress, start_order
 from liver_core.layout import Member, ParallelLayout, Roster
 
@@ -83,15 +84,19 @@ def warm() -> None:
     """Import once what ranks need; starts no thread, so that forking stays safe."""
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # As ranks of an agent are forked: a process that had started CUDA could not be, for GPUs.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     import torch
 
+    from liver_core.device.unasked import cuda_unasked
     from liver_core.worlds import cpu_compat
 
     torch.set_num_threads(1)
-    if not torch.cuda.is_available():
-        cpu_compat.apply()
-    from liver_core.rank import loop  # noqa: F401
-    from liver_core.training import gpt  # noqa: F401
+    with cuda_unasked() as gpu_is_here:
+        if not gpu_is_here:
+            cpu_compat.apply()
+        from liver_core.rank import loop  # noqa: F401
+        from liver_core.training import gpt  # noqa: F401
 
 
 def run_worlds(plan: WorldsPlan) -> None:
@@ -253,6 +258,8 @@ def _run_rank(job: JobSpec, world: WorldSpec, rank: int, port: int) -> int:
 
     with event_file(world.events, rank) as events:
         events.write("worker_started")
+        # CUDA, which no process has started before the fork, finds its rank's own GPU first.
+        os.environ.update(rank_environment(rank, visible_gpus(os.environ, ())))
         prepare_process()
         roster = start_roster(world.layout)
         now = time.time()

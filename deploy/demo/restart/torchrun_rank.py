@@ -14,6 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from liver_core.gpu_environment import rank_environment, visible_gpus
+from liver_core.layout import Roster
+
 STARTED_AT = time.time()
 
 
@@ -23,6 +26,8 @@ def main(job_path: str, world_path: str) -> None:
 
     job_spec = JobSpec(**json.loads(Path(job_path).read_text()))
     spec = WorldSpec(**json.loads(Path(world_path).read_text()))
+    gpus = visible_gpus(os.environ, ())
+    os.environ.update(rank_environment(int(os.environ["LOCAL_RANK"]), gpus))
     with event_file(spec.events, int(os.environ["RANK"])) as events:
         events.write("worker_started", started_at=STARTED_AT)
         _import_everything()
@@ -36,9 +41,7 @@ def main(job_path: str, world_path: str) -> None:
         events.write("loaded")
         script.train()
         script.save()
-    import torch.distributed as dist
-
-    dist.destroy_process_group()
+        script.leave()
 
 
 def _import_everything() -> None:
@@ -67,21 +70,12 @@ class Script:
         self.progress: Any = None
 
     def build(self) -> None:
-        """Groups by `init_process_group` and `initialize_model_parallel`, then model and optimizer."""
-        import torch.distributed as dist
-        from megatron.core import parallel_state
-        from megatron.core.process_groups_config import ProcessGroupCollection
-
+        """Groups, then model and optimizer."""
         from deploy.demo.restart.one_process import start_roster
-        from liver_core.worlds.megatron import MegatronWorld
 
-        dist.init_process_group("gloo")
         roster = start_roster(self.spec.layout)
-        parallel_state.initialize_model_parallel(roster.layout.tp, roster.layout.pp)
-        rank, whole = dist.get_rank(), dist.group.WORLD
-        assert whole is not None
-        collection = ProcessGroupCollection.use_mpu_process_groups()
-        self.world = MegatronWorld(roster, rank, dist.HashStore(), whole, whole, whole, collection, ())
+        shared = 0 < len(visible_gpus(os.environ, ())) < roster.layout.world_size
+        self.world = _world_on_shared_gpus(roster) if shared else _plain_world(roster)
         self.state = self.job.build(self.world)
         self.live = self._live()
 
@@ -156,6 +150,41 @@ class Script:
         small = collect(self.job, self.state, self.live, self.progress)
         write(snapshot(self.world, self.state), small, path, self.world.everyone)
         self.events.checkpointed(path, self.progress.step, time.monotonic() - started)
+
+    def leave(self) -> None:
+        """What a script does last."""
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _plain_world(roster: Roster) -> Any:
+    """Groups by `init_process_group` and `initialize_model_parallel`."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    from liver_core.worlds.megatron import MegatronWorld
+
+    dist.init_process_group("cpu:gloo,cuda:nccl" if visible_gpus(os.environ, ()) else "gloo")
+    parallel_state.initialize_model_parallel(roster.layout.tp, roster.layout.pp)
+    rank, whole = dist.get_rank(), dist.group.WORLD
+    assert whole is not None
+    collection = ProcessGroupCollection.use_mpu_process_groups()
+    return MegatronWorld(roster, rank, dist.HashStore(), whole, whole, whole, collection, ())
+
+
+def _world_on_shared_gpus(roster: Roster) -> Any:
+    """NCCL refuses two ranks on one GPU, and gloo's collectives fail there. The product's groups do not."""
+    import torch.distributed as dist
+
+    from liver_core.worlds.megatron import bring_up, prepare_process
+
+    prepare_process()
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RUN_ID", ""), dist.TCPStore(address, port, is_master=False))
+    return bring_up(roster, int(os.environ["RANK"]), store, host="127.0.0.1", timeout_s=60.0)
 
 
 if __name__ == "__main__":
