@@ -53,7 +53,7 @@ def serve(settings: ServiceSettings, *, say: Callable[[str], None] = _log.info) 
         config.load()
         server = uvicorn.Server(config)
         app.state.context.hub.end_streams_with(lambda: server.should_exit)
-        with _ended_by_signals(server), _without_looking_for_garbage_in_what_is_loaded():
+        with _ended_by_signals(server), without_looking_for_garbage_in_what_is_loaded():
             url = f"{'https' if settings.tls_certificate else 'http'}://{host}:{port}"
             for line in announcement(url, settings.resolved_data_dir()):
                 say(line)
@@ -72,7 +72,7 @@ def _in_short_turns() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_looking_for_garbage_in_what_is_loaded() -> Iterator[None]:
+def without_looking_for_garbage_in_what_is_loaded() -> Iterator[None]:
     """Modules, models, routes and mappings stay as long as the process. Each full collection would look through all of
     them, and nobody is answered meanwhile."""
     usual = gc.get_threshold()

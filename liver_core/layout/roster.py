@@ -67,6 +67,6 @@ def check_members(layout: ParallelLayout, members: tuple[Member, ...]) -> None:
     """Raises LayoutError unless there is one member for each rank, and no member holds two."""
     if len(members) != layout.world_size:
         raise LayoutError("members", f"{layout} needs {layout.world_size} members, {len(members)} given")
-    if len(set(members)) != len(members):
+    if len({(member.node_id, member.slot) for member in members}) != len(members):
         twice = next(member for member in members if members.count(member) > 1)
         raise LayoutError("members", f"{twice} holds more than one rank")

@@ -5,10 +5,12 @@ stage) by the width (its TP part). What two ranks share is the area that their r
 (exact in the middle of even models), which is enough to choose a place; the plan is exact whatever the place.
 """
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 
 from liver_core.layout import Manifest, Member, ParallelLayout, Roster, check_fits
 from liver_core.reshard.plan_error import PlanError
@@ -65,18 +67,18 @@ def seat(layout: ParallelLayout, kept: Sequence[Member], free: Sequence[Member])
     members = [*kept, *free]
     if len(members) < layout.world_size:
         raise PlanError(f"{layout} needs {layout.world_size} members, {len(members)} can be had")
-    place_of = {member: place for place, member in enumerate(members)}
-    on_node: dict[str, list[Member]] = defaultdict(list)
-    for member in members:
-        on_node[member.node_id].append(member)
+    on_node: dict[str, list[int]] = defaultdict(list)
+    for place, member in enumerate(members):
+        on_node[member.node_id].append(place)
     size, groups = layout.tp, layout.world_size // layout.tp
     whole = [there[at : at + size] for there in on_node.values() for at in range(0, len(there) - size + 1, size)]
-    whole.sort(key=lambda group: (-sum(place_of[member] < len(kept) for member in group), place_of[group[0]]))
+    # Places of a node rise, so those of `kept` come first in a group.
+    whole.sort(key=lambda group: (-bisect_left(group, len(kept)), group[0]))
     chosen = whole[:groups]
-    seated = {member for group in chosen for member in group}
-    rest = [member for member in members if member not in seated]
+    seated = {place for group in chosen for place in group}
+    rest = [place for place in range(len(members)) if place not in seated]
     chosen += [rest[at * size : (at + 1) * size] for at in range(groups - len(chosen))]
-    return tuple(member for group in sorted(chosen, key=lambda group: place_of[group[0]]) for member in group)
+    return tuple(members[place] for group in sorted(chosen, key=itemgetter(0)) for place in group)
 
 
 def _check_nodes(nodes: Sequence[NodeSlots], layout: ParallelLayout) -> None:

@@ -4,9 +4,10 @@ Within `nodes.min` and `nodes.max` of the job: a TP group lies on one node where
 ranks that hold state stay; the nodes given first are taken first; neighbours in DP, then in PP, lie side by side.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from liver_core.layout import Member, ParallelLayout
 from liver_core.reshard import seat
@@ -172,11 +173,11 @@ def _seated(
         if left.get(member.node_id, 0) and member.slot < slots[member.node_id]:
             kept.append(member)
             left[member.node_id] -= 1
-    taken, free = set(kept), []
+    taken, free = defaultdict[str, set[int]](set), list[Member]()
+    for member in kept:
+        taken[member.node_id].add(member.slot)
     for node in room.nodes:
-        for slot in range(node.slots):
-            member = Member(node_id=node.node_id, slot=slot)
-            if left.get(node.node_id, 0) and member not in taken:
-                free.append(member)
-                left[node.node_id] -= 1
+        if wanted := left.get(node.node_id, 0):
+            there = (slot for slot in range(node.slots) if slot not in taken[node.node_id])
+            free += (Member(node_id=node.node_id, slot=slot) for slot in islice(there, wanted))
     return seat(layout, kept, free)

@@ -14,6 +14,7 @@ from typing import Any
 from service.planner.change_cost import ChangeCost, cost_of_report, shipped_cost
 from service.policy.choosing import decide
 from service.policy.types import Candidate, Market, PolicyInputs, PoolView, StandingWorld
+from service.server import without_looking_for_garbage_in_what_is_loaded
 from tests.benchmarks.planner import measured, speed
 from tests.benchmarks.policy.by_machines import machine_cases
 from tests.benchmarks.policy.clusters import fixed_cases, notice_cases, release_cases
@@ -80,8 +81,10 @@ def run(part: str, folder: Path, cost: ChangeCost, report: dict[str, Any]) -> No
         report["start"] = starts(folder)
         print(report["start"], flush=True)
     elif part == "decision":
-        report["decision_ms"] = decision_ms()
-        report["standing_plans_ms"] = standing_plans_ms()
+        # As in a service: full collections are most of what is above the median otherwise.
+        with without_looking_for_garbage_in_what_is_loaded():
+            report["decision_ms"] = decision_ms()
+            report["standing_plans_ms"] = standing_plans_ms()
         print(report["decision_ms"], report["standing_plans_ms"], flush=True)
     else:
         report["step_time"] = shown(measured(folder / "parcae/measured_step_times.csv"))
