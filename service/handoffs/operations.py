@@ -161,14 +161,15 @@ def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
     return Mirrored(orders_differ=opened or orders_differ(new, old))
 
 
-def name_cause(session: Session, job_id: str, cause: FirstCause, *, now: datetime) -> None:
-    """How a rank ended is known now: it is the cause of an attempt for which others have just missed that rank."""
+def name_cause(session: Session, job_id: str, cause: FirstCause, *, since: datetime) -> None:
+    """How a rank ended is known now: it is the cause of an attempt for which others have missed that rank, shortly
+    before `since` or later."""
     session.execute(
         update(HandoffRow)
         .where(
             HandoffRow.job_id == job_id,
             HandoffRow.ended_by["what"].astext == FailedPart.PEER.value,
-            HandoffRow.recorded_at >= now - seconds(FIRST_CAUSE_WITHIN_S),
+            HandoffRow.recorded_at >= since - seconds(FIRST_CAUSE_WITHIN_S),
         )
         .values(ended_by=cause.as_json())
         .execution_options(synchronize_session=False)

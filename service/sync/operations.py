@@ -274,7 +274,9 @@ def _note_errors(intake: Intake, news: set[tuple[str, int, str]]) -> None:
         if not cause.is_felt:
             row = intake.generation(rank.job_id, rank.generation) if cause.what is FailedPart.STORE else None
             cause = at_store(cause, row.store_node if row is not None else None)
-            name_cause(intake.session, job.job_id, cause, now=intake.now)
+            # While a world ends, its attempts ended of the same, also where who knows of it was away until now.
+            ends_since = job.error_at if rank.generation == job.active_generation else None
+            name_cause(intake.session, job.job_id, cause, since=ends_since or intake.now)
 
 
 def _wake(intake: Intake, *, all_jobs: bool) -> None:
