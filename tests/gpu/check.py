@@ -23,6 +23,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from tests.gpu.mps import mps
+
 TOTAL_S = 480.0
 REASON_LINES = 12
 DEVICES = ("cuda", "cpu")
@@ -79,7 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.one is not None:
         return run_here(options.one, options.device, options.report)
     chosen = tuple(part for part in PARTS if part.name in options.parts)
-    findings = run_parts(chosen, options.device, options.report)
+    with mps() if options.mps else contextlib.nullcontext("for the part stream only") as served:
+        findings = run_parts(chosen, options.device, options.report, served=served)
     bad = [name for name, finding in findings.items() if finding.verdict in (Verdict.FAILED, Verdict.LATE)]
     print(f"{len(findings)} parts, {len(bad)} failed or late{': ' + ', '.join(bad) if bad else ''}; {options.report}")
     return int(bool(bad))
@@ -90,6 +93,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=DEVICES, default="cuda", help="cpu rehearses the same parts without a GPU")
     parser.add_argument("--parts", help=f"some of {','.join(part.name for part in PARTS)}; without it, all")
+    parser.add_argument("--mps", action="store_true", help="run all parts under MPS, so that ranks need not take turns")
     parser.add_argument("--report", type=Path, default=Path("build/reports/gpu.json"))
     parser.add_argument("--one", choices=[part.name for part in PARTS], help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -100,7 +104,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def run_parts(chosen: Sequence[Part], device: str, report: Path, total_s: float = TOTAL_S) -> dict[str, Finding]:
+def run_parts(
+    chosen: Sequence[Part], device: str, report: Path, total_s: float = TOTAL_S, *, served: str = ""
+) -> dict[str, Finding]:
     """Run them in turn, and keep `report` complete after each. Parts that no time is left for are skipped."""
     patience, findings, over = PATIENCE[device], {}, ""
     deadline = time.monotonic() + total_s * patience
@@ -109,6 +115,7 @@ def run_parts(chosen: Sequence[Part], device: str, report: Path, total_s: float 
         "label": "GPU" if device == "cuda" else "rehearsal on a CPU: says nothing of a GPU",
         "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),
+        "mps": served,
         "parts": {},
     }
     report.parent.mkdir(parents=True, exist_ok=True)

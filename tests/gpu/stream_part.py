@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
-import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.gpu.check import Finding, Verdict
+from tests.gpu.mps import mps
 
 SIZES = {"cuda": "1GB,4GB", "cpu": "8MB"}
 
@@ -43,27 +41,3 @@ def measure(device: str, found: dict[str, Any]) -> Finding:
         f"steps {last['step_ratio_streaming']:.2f} times as long; MPS: {found['mps']}"
     )
     return Finding(Verdict.PASSED, text, found)
-
-
-@contextlib.contextmanager
-def mps() -> Iterator[str]:
-    """Have CUDA's server of several processes in this block, where it can be had without touching the GPU's settings.
-    Yields what came of it."""
-    control = shutil.which("nvidia-cuda-mps-control")
-    if control is None:
-        yield "not installed; kernels of two processes take turns"
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ |= {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        try:
-            subprocess.run([control, "-d"], check=True, timeout=10, capture_output=True)
-        except (OSError, subprocess.SubprocessError) as error:
-            for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
-                del os.environ[name]
-            yield f"did not start: {error}"
-            return
-        try:
-            yield "runs"
-        finally:
-            with contextlib.suppress(OSError, subprocess.SubprocessError):
-                subprocess.run([control], input=b"quit\n", timeout=10, capture_output=True, check=False)
