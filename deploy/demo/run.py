@@ -172,10 +172,10 @@ def _interrupted(number: int, frame: object) -> NoReturn:
 
 def _take_down(processes: Processes, previous: Any) -> None:
     """End everything, even if the user presses Ctrl-C again meanwhile."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(DemoFailed):
         processes.close()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, interrupted)
     signal.signal(signal.SIGTERM, previous)
 
 
