@@ -13,7 +13,7 @@ from typing import Any
 
 from agent.driver.driver import Driver
 from agent.driver.node_context import Node
-from agent.gpus import hidden_gpus
+from agent.gpus import CPU, hidden_gpus
 from agent.journal import Journal, JournalError, Table
 from agent.link.identity import NodeAuth
 from agent.link.link import ServiceLink
@@ -432,7 +432,7 @@ def notice_source(settings: AgentSettings) -> NoticeSource:
             )
         case Provider.GCP:
             budget = warning_budget(settings.provider, settings.gcp_notice_s)
-            event_s = EVENT_S if settings.device == "cpu" else EVENT_WITH_GPU_S
+            event_s = EVENT_S if settings.device == CPU else EVENT_WITH_GPU_S
             return GcpMetadataSource(settings.gcp_metadata_url, budget=budget, event_s=event_s, now=_now)
         case Provider.NONE:
             return NoneSource()

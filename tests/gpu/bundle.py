@@ -67,7 +67,7 @@ if [ ! -f "$here/packages/.complete" ]; then
 import pathlib, shutil, sys, tarfile
 here = pathlib.Path(sys.argv[1])
 shutil.rmtree(here / "packages", ignore_errors=True)
-with tarfile.open(here / "packages.tar.xz") as packed:
+with tarfile.open(here / "ARCHIVE") as packed:
     packed.extractall(here / "packages", filter="data")
 (here / "packages" / ".complete").touch()
 UNPACK
@@ -109,7 +109,7 @@ def make(target: Path) -> None:
         pack(sorted(wheels.glob("*.whl")), made / ARCHIVE)
         for tree in TREES:
             copy_tree(tree, made / "tree")
-        (made / "check.sh").write_text(CHECK_SH)
+        (made / "check.sh").write_text(CHECK_SH.replace("ARCHIVE", ARCHIVE))
         if (size := bytes_of(made)) >= BYTES_MAX:
             raise BundleRefused(f"the folder would have {size / 1e6:.1f} MB, the limit is {BYTES_MAX / 1e6:.0f} MB")
         shutil.rmtree(target, ignore_errors=True)

@@ -9,6 +9,7 @@ times as JSON lines to its own file. Nothing here is on the live path.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import signal
@@ -81,22 +82,12 @@ class RankFailed(RuntimeError):
 
 
 def warm() -> None:
-    """Import once what ranks need; starts no thread, so that forking stays safe."""
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # As ranks of an agent are forked: a process that had started CUDA could not be, for GPUs.
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    import torch
+    """Import once what ranks need, as an agent's zygote does; starts no thread, so that forking stays safe."""
+    from agent.supervisor.zygote_host import DEFAULT_ENVIRONMENT
 
-    from liver_core.device.unasked import cuda_unasked
-    from liver_core.worlds import cpu_compat
-
-    torch.set_num_threads(1)
-    with cuda_unasked() as gpu_is_here:
-        if not gpu_is_here:
-            cpu_compat.apply()
-        from liver_core.rank import loop  # noqa: F401
-        from liver_core.training import gpt  # noqa: F401
+    for name, value in {"TORCHDYNAMO_DISABLE": "1", **DEFAULT_ENVIRONMENT}.items():
+        os.environ.setdefault(name, value)
+    importlib.import_module("agent.worker.preload")
 
 
 def run_worlds(plan: WorldsPlan) -> None:
