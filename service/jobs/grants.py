@@ -22,8 +22,6 @@ _newest = (
     .limit(1)
     .lateral("newest")
 )
-_BULKY = (defer(JobRow.standing_plans), defer(JobRow.layouts_by_count))
-"""They grow with the square of a job's nodes, and are needed when orders are made."""
 _NOW = bindparam("now", type_=DateTime(timezone=True))
 # Locked in this order, so that two reports about the same jobs cannot wait for each other.
 _LOCK_GRANTED = (
@@ -33,7 +31,6 @@ _LOCK_GRANTED = (
         among(JobRow.job_id, "job_ids"),
         or_(_newest.c.role.is_not(None), _newest.c.ends_at > _NOW),
     )
-    .options(*_BULKY)
     .order_by(JobRow.job_id)
     .with_for_update(key_share=True, of=JobRow)
     .execution_options(populate_existing=True)
@@ -57,7 +54,7 @@ _READ_STANDING = (
         and_(GenerationRow.job_id == JobRow.job_id, GenerationRow.generation == JobRow.active_generation),
     )
     .where(among(JobRow.job_id, "job_ids"))
-    .options(*_BULKY, defer(GenerationRow.roster))
+    .options(defer(GenerationRow.roster))
 )
 _OF_JOB = text(
     """

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import bindparam, delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.orm import Session, defer
+from sqlalchemy.orm import Session
 
 from agent.protocol.errors import FieldProblem
 from agent.protocol.jobfile import JobFile
@@ -36,17 +36,18 @@ from service.planner.feasibility import rule_violations
 from service.problems import conflict, invalid, not_found
 
 SOON = timedelta(seconds=2)
+ALL_WOKEN_UP_TO_NODES = 64
+"""The nodes of a larger job are not woken for what can wait for their next reports: each that is woken reports at once,
+and where a thousand do, the next change comes before they are done."""
 _LOCK = (
     select(JobRow)
     .where(JobRow.job_id == bindparam("job_id"))
     .with_for_update(key_share=True)
     .execution_options(populate_existing=True)
 )
-# Their plans grow with the square of their nodes, and are not needed to wake them.
 _LOCK_MANY = (
     select(JobRow)
     .where(among(JobRow.job_id, "job_ids"))
-    .options(defer(JobRow.standing_plans), defer(JobRow.layouts_by_count))
     .order_by(JobRow.job_id)
     .with_for_update(key_share=True)
     .execution_options(populate_existing=True)
@@ -57,7 +58,8 @@ _TOUCH = text(
     WITH topics AS (SELECT 0 AS number, CAST(:job_topic AS text) AS topic
                     UNION ALL
                     SELECT row_number() OVER (ORDER BY node_id), :node_topic || node_id
-                      FROM job_members WHERE job_id = :job_id AND node_id <> :asker),
+                      FROM job_members WHERE job_id = :job_id AND node_id <> :asker
+                       AND (:is_urgent OR (SELECT count(*) FROM job_members WHERE job_id = :job_id) <= :all_up_to)),
          sent AS (SELECT pg_notify(:channel, string_agg(topic, ',' ORDER BY number)) AS done
                     FROM topics GROUP BY number / :topics_max)
     SELECT nextval('orders_seq') FROM (SELECT count(done::text) FROM sent) AS all_sent
@@ -194,11 +196,13 @@ def set_state(job: JobRow, state: JobState, reason: str, *, now: datetime) -> No
         job.due_at = None
 
 
-def touch(session: Session, job: JobRow, *, now: datetime, asker: str = "") -> None:
+def touch(session: Session, job: JobRow, *, now: datetime, asker: str = "", is_urgent: bool = True) -> None:
     """The job's orders have changed: give them a new number, wake its agents and the reconcilers. `asker`: a node that
-    gets them in the answer that it waits for, and is not woken."""
-    topics = {"job_topic": job_topic(job.job_id), "node_topic": node_topic(""), "job_id": job.job_id, "asker": asker}
-    job.orders_seq = session.execute(_TOUCH, topics | SENDING).scalar_one()
+    gets them in the answer that it waits for, and is not woken. Where it is not urgent, the agents of a large job find
+    the change in the answers to their next reports."""
+    values = {"job_topic": job_topic(job.job_id), "node_topic": node_topic(""), "job_id": job.job_id, "asker": asker}
+    values |= {"is_urgent": is_urgent, "all_up_to": ALL_WOKEN_UP_TO_NODES}
+    job.orders_seq = session.execute(_TOUCH, values | SENDING).scalar_one()
     if job.state not in ENDED:
         job.due_at = now
 

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import func, or_, select, tuple_
-from sqlalchemy.orm import Session, defer
+from sqlalchemy.orm import Session
 
 from agent.protocol.jobfile import JobFile, step_of
 from agent.protocol.notice_life import bars_ranks, moves_jobs
@@ -85,7 +85,7 @@ def list_jobs(
 ) -> Sequence[JobRow]:
     """Newest first, without their plans. `match`: only those whose id, random part of the id, or name begins so;
     `name`: only those whose name does; `states`: any, if empty."""
-    statement = select(JobRow).options(defer(JobRow.standing_plans), defer(JobRow.layouts_by_count))
+    statement = select(JobRow)
     if match is not None:
         names = (JobRow.job_id, func.right(JobRow.job_id, RANDOM_PART_CHARS), JobRow.name)
         statement = statement.where(or_(*(part.startswith(match, autoescape=True) for part in names)))

@@ -90,8 +90,9 @@ class JobRow(Claimed, Base):
     paused_because: Mapped[str] = mapped_column(default="")
     checkpoints_asked: Mapped[int] = mapped_column(default=0)
     checkpoints_answered: Mapped[int] = mapped_column(default=0)
-    standing_plans: Mapped[JsonList] = mapped_column(default=list)
-    layouts_by_count: Mapped[JsonList] = mapped_column(default=list)
+    # Plans name a thousand ranks each, and only who makes orders or plans needs them: read when they are asked for.
+    standing_plans: Mapped[JsonList] = mapped_column(default=list, deferred=True)
+    layouts_by_count: Mapped[JsonList] = mapped_column(default=list, deferred=True)
     spares: Mapped[JsonList] = mapped_column(default=list)
     plan_digest: Mapped[str] = mapped_column(default="")
     orders_seq: Mapped[int] = mapped_column(default=0)

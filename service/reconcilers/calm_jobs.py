@@ -17,6 +17,9 @@ LOOK_AGAIN_S, SOONEST_S = 2.0, 0.05
 """The longest time between two looks at a live job, which a wake-up makes shorter, and the shortest."""
 LOOK_AT_CALM_S = 30.0
 """The same for one that trains, of whose nodes all are heard and none will go: whatever changes that wakes it."""
+LONG_LOOK_S, REST = 0.1, 2.0
+"""After a look that took more of the processor the job rests `REST` times as long, at most `LOOK_AGAIN_S`. While a
+thousand nodes start, each report makes their job due, and looks would take the time that their reports need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,25 @@ class CalmJobs:
         job.due_at = due_at
         self._kept[job.job_id] = _Looked(due_at, job.orders_seq, known.passed + 1)
         return True
+
+
+class LongLooks:
+    """Which jobs rest from a long look. In one thread only."""
+
+    def __init__(self) -> None:
+        self._rests_until: OrderedDict[str, float] = OrderedDict()
+
+    def note(self, job_id: str, took_s: float, now_s: float) -> None:
+        """The job was looked at, which took so many seconds of the processor."""
+        self._rests_until.pop(job_id, None)
+        if took_s > LONG_LOOK_S:
+            self._rests_until[job_id] = now_s + min(REST * took_s, LOOK_AGAIN_S)
+        while len(self._rests_until) > KEPT_MAX:
+            self._rests_until.popitem(last=False)
+
+    def rest_s(self, job_id: str, now_s: float) -> float:
+        """How much longer it rests; 0: not at all."""
+        return max(0.0, self._rests_until.get(job_id, now_s) - now_s)
 
 
 def look_again_in_s(state: JobState, action: Action) -> float:

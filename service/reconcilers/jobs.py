@@ -1,6 +1,7 @@
 """The job reconciler: claims jobs that are due, decides by the pure rule, applies it if the claim is still its own."""
 
 import logging
+import time
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from uuid import UUID, uuid4
@@ -24,7 +25,7 @@ from service.jobs.tables import ENDED, JobMemberRow, JobRow, JobState, MemberRol
 from service.jobs.view import Action, Do, JobLimits
 from service.planner.choices import Candidates
 from service.planner.losses import layouts_by_count, spares, standing_plans
-from service.reconcilers.calm_jobs import LOOK_AT_CALM_S, CalmJobs, look_again_in_s, time_changes_nothing
+from service.reconcilers.calm_jobs import LOOK_AT_CALM_S, CalmJobs, LongLooks, look_again_in_s, time_changes_nothing
 from service.settings import ServiceSettings
 
 BATCH = 32
@@ -57,6 +58,7 @@ class Plans:
 
 
 _CALM = CalmJobs()
+_LONG = LongLooks()
 _KEPT: dict[str, tuple[tuple[str, tuple[str, ...]], Plans]] = {}
 """What was made last for each job, and from what. One thread in a process makes plans."""
 
@@ -78,6 +80,7 @@ def tick(context: Context) -> int:
         )
         claims = [Claim(row.job_id, token, row.due_at) for row in rows if not _passes(row, now)]
     for claim in claims:
+        began_s = time.thread_time()
         try:
             _handle(context, claim)
         except NodesTakenError as error:
@@ -89,11 +92,15 @@ def tick(context: Context) -> int:
             # An error in one job must not stop the others.
             _log.exception("job %s: reconciling failed, retry in %.0f s", claim.job_id, AFTER_ERROR_S)
             _retry_later(context, claim)
+        _LONG.note(claim.job_id, time.thread_time() - began_s, time.monotonic())
     return len(claims)
 
 
 def _passes(row: JobRow, now: datetime) -> bool:
-    if not _CALM.passes(row, due_at=now + timedelta(seconds=LOOK_AT_CALM_S)):
+    rest_s = _LONG.rest_s(row.job_id, time.monotonic())
+    if rest_s > 0.0:
+        row.due_at = now + timedelta(seconds=rest_s)
+    elif not _CALM.passes(row, due_at=now + timedelta(seconds=LOOK_AT_CALM_S)):
         return False
     row.claim_token, row.claim_expires_at = None, None
     return True
@@ -262,7 +269,7 @@ def _store_plans(session: Session, job: JobRow, plans: Plans, *, now: datetime) 
     job.spares = plans.spares
     refresh_members(session, job, now=now)
     due_at = job.due_at
-    touch(session, job, now=now)
+    touch(session, job, now=now, is_urgent=False)
     job.due_at = due_at
 
 

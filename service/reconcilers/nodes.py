@@ -88,7 +88,7 @@ class NodeWatch:
                     node.state = state
             for job in jobs:
                 if job.state not in ENDED:
-                    touch(session, job, now=now)
+                    touch(session, job, now=now, is_urgent=False)
         return len(fallen)
 
     def _silences(self, session: Session, now: datetime, until: datetime, horizon: datetime) -> list[Unheard]:

@@ -146,7 +146,7 @@ def _advance(intake: Intake, job: JobRow, *, generation: int, step: int) -> None
     if job.state == JobState.STARTING and step > begun_at:
         set_state(job, JobState.RUNNING, f"training since step {step}; {job.reason}", now=intake.now)
         job.failed_starts = 0
-        intake.changed.add(job.job_id)
+        intake.restated.add(job.job_id)
 
 
 def _count_lost(intake: Intake, job: JobRow, *, generation: int, step: int) -> None:
@@ -201,7 +201,7 @@ def _store_checkpoints(intake: Intake, checkpoints: Sequence[CheckpointFact]) ->
         )
         if fact.asked > job.checkpoints_answered:
             job.checkpoints_answered = fact.asked
-            intake.changed.add(job.job_id)
+            intake.restated.add(job.job_id)
         keep = int((job.spec.get("checkpoint") or {}).get("keep", 2))
         _forget_old_checkpoints(intake.session, fact.job_id, keep=max(keep, 1))
 

@@ -24,11 +24,11 @@ _SEATS: dict[tuple[str, int, str], Seats] = {}
 class Intake:
     """`silent_after_s`, `gone_after_s`: as in ServiceSettings. `jobs`: those that the node may speak of, locked.
     `with_held`: those of them of which facts wait for a handoff. `changed`: jobs whose orders are different now, and
-    perhaps their members too. `described`: jobs whose orders say something else of the same members. `due`: jobs whose
-    reconciler should look again. `watched`: jobs with news for their watchers only. `overstepped`: parts refused
-    because the node has no right to say them, with an example each; the audit log gets them. `standing`: only where the
-    report is calm (`service.sync.calm`): all that it changes of its jobs is their progress, and their rows were not
-    locked to be read.
+    perhaps their members too. `described`: jobs whose orders say something else of the same members. `restated`: the
+    same, and it can wait for the next report of each. `due`: jobs whose reconciler should look again. `watched`: jobs
+    with news for their watchers only. `overstepped`: parts refused because the node has no right to say them, with an
+    example each; the audit log gets them. `standing`: only where the report is calm (`service.sync.calm`): all that it
+    changes of its jobs is their progress, and their rows were not locked to be read.
     """
 
     session: Session
@@ -42,6 +42,7 @@ class Intake:
     with_held: set[str] = field(default_factory=set)
     changed: set[str] = field(default_factory=set)
     described: set[str] = field(default_factory=set)
+    restated: set[str] = field(default_factory=set)
     due: set[str] = field(default_factory=set)
     watched: set[str] = field(default_factory=set)
     overstepped: dict[tuple[str, str], str] = field(default_factory=dict)

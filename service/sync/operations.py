@@ -80,7 +80,7 @@ def apply_report(
     info = report.node
     if (node.state, node.peer_url) != seen_as:
         # The orders of its jobs say where it is reached, and whether it is heard.
-        _change_orders_of(intake, node.node_id)
+        intake.restated |= intake.jobs_of(node.node_id) & intake.jobs.keys()
     with session.no_autoflush:
         # Neither call reads the changes made so far; those are written at once, below.
         lease = _lease_of(intake, _claim_of(intake), was_away=reporter.was_away)
@@ -282,11 +282,13 @@ def _note_errors(intake: Intake, news: set[tuple[str, int, str]]) -> None:
 def _wake(intake: Intake, *, all_jobs: bool) -> None:
     """Wake the agents of jobs whose orders changed and the reconcilers of jobs whose facts changed."""
     session, now = intake.session, intake.now
-    touched = intake.changed | intake.described
+    urgent = intake.changed | intake.described
+    touched = urgent | intake.restated
     for job_id in sorted(touched):
         if job_id in intake.changed:
             refresh_members(session, intake.jobs[job_id], now=now)
-        touch(session, intake.jobs[job_id], now=now, asker=intake.node.node_id)
+        is_urgent = job_id in urgent
+        touch(session, intake.jobs[job_id], now=now, asker=intake.node.node_id, is_urgent=is_urgent)
     for job_id in sorted((intake.due - touched) & intake.jobs.keys()):
         job = intake.jobs[job_id]
         if job.state not in ENDED:

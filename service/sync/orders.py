@@ -4,9 +4,11 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import and_, select, text
+from pydantic import TypeAdapter
+from sqlalchemy import Text, and_, cast, select, text
 from sqlalchemy.orm import Session
 
 from agent.protocol.notice_life import DRAIN, bars_ranks, ends_utc, key_of
@@ -54,8 +56,9 @@ _DESIRED = {
     JobState.FAILED: DesiredState.STOP,
 }
 
+# The plans as text: those of a thousand nodes have some megabytes, and are read only where they are others.
 _JOBS = (
-    select(JobRow, GenerationRow)
+    select(JobRow, GenerationRow, cast(JobRow.standing_plans, Text), cast(JobRow.layouts_by_count, Text))
     .outerjoin(
         GenerationRow,
         and_(GenerationRow.job_id == JobRow.job_id, GenerationRow.generation == JobRow.active_generation),
@@ -80,12 +83,11 @@ _MEMBERS = text(
                           AND newer.notice_id > notices.notice_id)
     """
 )
-_PLANS: Parsed[tuple[StandingPlan, ...]] = Parsed(
-    lambda stored: tuple(StandingPlan.model_validate(item, strict=False) for item in stored), most=LIST_MAX
-)
+_STANDING = TypeAdapter(tuple[StandingPlan, ...])
+_CHOICES = TypeAdapter(tuple[LayoutForCount, ...])
+_PLANS: Parsed[tuple[StandingPlan, ...]] = Parsed(_STANDING.validate_json, most=LIST_MAX)
 _LAYOUTS: Parsed[LayoutByCount] = Parsed(
-    lambda stored: LayoutByCount(choices=tuple(LayoutForCount.model_validate(item, strict=False) for item in stored)),
-    most=LIST_MAX,
+    lambda stored: LayoutByCount(choices=_CHOICES.validate_json(stored)), most=LIST_MAX
 )
 
 
@@ -102,6 +104,13 @@ class Neighbour:
 
 
 _Nodes = dict[str, Neighbour]
+
+
+class _Stored(NamedTuple):
+    job: JobRow
+    active: GenerationRow | None
+    plans: str
+    layouts: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +140,8 @@ def shared_orders(
     exist has none. `lost_after_s`: when no member of a job is heard for so long, it may be started elsewhere."""
     if not job_ids:
         return {}
-    found = {job.job_id: (job, active) for job, active in session.execute(_JOBS, {"job_ids": sorted(job_ids)})}
-    rosters = {job_id: roster_of(active) for job_id, (_, active) in found.items() if active is not None}
+    found = {row[0].job_id: _Stored(*row) for row in session.execute(_JOBS, {"job_ids": sorted(job_ids)})}
+    rosters = {job_id: roster_of(row.active) for job_id, row in found.items() if row.active is not None}
     nodes = _members(session, {"job_ids": sorted(found)}, now=now)
     unknown = [
         (job_id, node_id)
@@ -147,15 +156,14 @@ def shared_orders(
     handoffs = open_handoffs(session, found)
     return {
         job_id: _made(
-            job, active, rosters.get(job_id), nodes[job_id], handoffs.get(job_id), lost_after_s=lost_after_s, now=now
+            stored, rosters.get(job_id), nodes[job_id], handoffs.get(job_id), lost_after_s=lost_after_s, now=now
         )
-        for job_id, (job, active) in found.items()
+        for job_id, stored in found.items()
     }
 
 
 def _made(
-    job: JobRow,
-    active: GenerationRow | None,
+    stored: _Stored,
     roster: Roster | None,
     nodes: _Nodes,
     handoff: HandoffRow | None,
@@ -163,6 +171,7 @@ def _made(
     lost_after_s: float,
     now: datetime,
 ) -> SharedOrder:
+    job, active = stored.job, stored.active
     spec = job_file_of(job)
     noticed = sorted((item for node in nodes.values() for item in node.notices), key=key_of)
     going = {item.node_id for item in noticed if bars_ranks(item, now)}
@@ -184,9 +193,9 @@ def _made(
         store=_store(active) if active else None,
         lead_order=_lead_order(roster.node_ids() if roster else (), nodes, going),
         standing_plans=tuple(
-            plan for plan in _PLANS.of(job.job_id, job.standing_plans) if plan.parent == job.active_generation
+            plan for plan in _PLANS.of(job.job_id, stored.plans) if plan.parent == job.active_generation
         ),
-        layouts_by_count=_LAYOUTS.of(job.job_id, job.layouts_by_count),
+        layouts_by_count=_LAYOUTS.of(job.job_id, stored.layouts),
         spares=_spares([name for name in job.spares if name in nodes and name not in going], nodes, roster),
         handoff=_handoff_order(handoff) if handoff is not None and handoff.proposer == "service" else None,
         checkpoint_asked=job.checkpoints_asked if job.awaits_checkpoint else 0,

@@ -7,7 +7,14 @@ import pytest
 
 from service.jobs.tables import JobRow
 from service.reconcilers import jobs
-from service.reconcilers.calm_jobs import LOOK_AGAIN_S, LOOK_AT_CALM_S, PASSED_MAX
+from service.reconcilers.calm_jobs import (
+    LONG_LOOK_S,
+    LOOK_AGAIN_S,
+    LOOK_AT_CALM_S,
+    PASSED_MAX,
+    REST,
+    LongLooks,
+)
 from tests.service.reconcilers.conftest import Fleet
 
 
@@ -81,3 +88,32 @@ def test_whatever_changes_a_calm_job_has_it_looked_at_at_once(fleet: Fleet, look
         due_at = session.get_one(JobRow, fleet.job_id).due_at
     assert due_at is not None
     assert due_at <= fleet.clock() + timedelta(seconds=LOOK_AGAIN_S), "a job of which a node will go is not calm"
+
+
+def test_a_job_rests_from_a_long_look_and_from_no_other():
+    looks = LongLooks()
+    assert looks.rest_s("job", 0.0) == 0.0
+    looks.note("job", LONG_LOOK_S, 10.0)
+    assert looks.rest_s("job", 10.0) == 0.0
+    looks.note("job", 3 * LONG_LOOK_S, 10.0)
+    assert looks.rest_s("job", 10.0) == pytest.approx(REST * 3 * LONG_LOOK_S)
+    assert looks.rest_s("another", 10.0) == 0.0
+    assert looks.rest_s("job", 10.0 + REST * 3 * LONG_LOOK_S) == 0.0
+    looks.note("job", 60.0, 20.0)
+    assert looks.rest_s("job", 20.0) == LOOK_AGAIN_S
+    looks.note("job", LONG_LOOK_S / 2, 21.0)
+    assert looks.rest_s("job", 21.0) == 0.0
+
+
+def test_a_job_that_rests_is_looked_at_when_its_rest_is_over(fleet: Fleet, monkeypatch):
+    settled(fleet)
+    looks, now = LongLooks(), [100.0]
+    looks.note(fleet.job()["job_id"], 0.5, now[0])
+    monkeypatch.setattr(jobs, "_LONG", looks)
+    monkeypatch.setattr(jobs.time, "monotonic", lambda: now[0])
+    fleet.agents["a"].sync(notices=(fleet.agents["a"].notice(),))
+    assert jobs.tick(fleet.context) == 0
+    assert fleet.job()["state"] == "running"
+    now[0] += 1.0
+    fleet.clock.advance(1)
+    assert jobs.tick(fleet.context) == 1

@@ -5,18 +5,22 @@ from contextlib import contextmanager
 from datetime import timedelta
 from decimal import Decimal
 
+import psycopg
 import pytest
-from sqlalchemy import event, insert, select, update
+from sqlalchemy import event, func, insert, select, update
 
 from liver_core.handoff import RankStage
+from service.db.wake import CHANNEL
+from service.jobs.operations import ALL_WOKEN_UP_TO_NODES, touch
 from service.jobs.queries import situation
-from service.jobs.tables import JobRow
+from service.jobs.tables import JobMemberRow, JobRow, MemberRole
 from service.leases.tables import PoolPriceRow
 from service.nodes import queries
 from service.nodes.queries import NODES_MORE
 from service.nodes.tables import NodeRow
 from service.planner.inputs import PlannerVerdict
 from service.reconcilers import jobs
+from service.reconcilers.nodes import NodeWatch
 from tests.service.fake_agent import step_row
 
 FLEET = 200
@@ -170,3 +174,80 @@ def test_standing_plans_are_made_again_only_for_other_inputs(fleet, context, clo
     other, _ = looked_at(context, fleet, clock())
     assert jobs._plans(other) != plans
     assert len(made) == 2
+
+
+@pytest.fixture
+def woken(context):
+    """Calls what it is given, and tells which nodes that has woken."""
+    url = context.database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(url, autocommit=True) as listening:
+        listening.execute(f"LISTEN {CHANNEL}")
+
+        def heard() -> list[str]:
+            listening.execute("SELECT 1")
+            return [item.payload for item in listening.notifies(timeout=0.2)]
+
+        def call(do) -> set[str]:
+            heard()
+            do()
+            payloads = heard()
+            return {topic for payload in payloads for topic in payload.split(",") if topic.startswith("node/")}
+
+        yield call
+
+
+def add_members(context, job_id: str, count: int) -> int:
+    """So many free nodes more are members of the job; how many it has."""
+    with context.sessions.begin() as session:
+        rows = [{"job_id": job_id, "node_id": f"free-{n:03}", "role": MemberRole.SPARE.value} for n in range(count)]
+        session.execute(insert(JobMemberRow), rows)
+        touch(session, session.get_one(JobRow, job_id), now=context.clock())
+        return session.scalars(select(func.count()).select_from(JobMemberRow)).one()
+
+
+def touched(context, job_id: str, **how):
+    with context.sessions.begin() as session:
+        touch(session, session.get_one(JobRow, job_id), now=context.clock(), **how)
+
+
+def test_all_nodes_of_a_job_are_woken_for_what_is_urgent_and_those_of_a_small_one_for_all_else(fleet, context, woken):
+    count = add_members(context, fleet, ALL_WOKEN_UP_TO_NODES - 2)
+    assert count == ALL_WOKEN_UP_TO_NODES
+    assert len(woken(lambda: touched(context, fleet, is_urgent=False))) == count
+    with context.sessions.begin() as session:
+        session.add(JobMemberRow(job_id=fleet, node_id=f"free-{FLEET - 1:03}", role=MemberRole.SPARE))
+    assert woken(lambda: touched(context, fleet, is_urgent=False)) == set()
+    assert len(woken(lambda: touched(context, fleet))) == count + 1
+
+
+def test_the_nodes_of_a_large_job_are_woken_by_a_notice_and_not_by_a_node_that_is_silent_or_back(
+    fleet, running, context, clock, woken
+):
+    _, agent, other = running
+    assert add_members(context, fleet, ALL_WOKEN_UP_TO_NODES) > ALL_WOKEN_UP_TO_NODES
+    with context.sessions.begin() as session:
+        free = update(NodeRow).where(NodeRow.node_id.like("free-%"))
+        session.execute(free.values(last_seen_at=clock() + timedelta(hours=1)))
+    watch = NodeWatch(context)
+    watch.tick()
+    for _ in range(int(context.settings.silent_after_s) + 2):
+        clock.advance(1)
+        other.sync()
+        watch.tick()
+    with context.sessions() as session:
+        assert session.get_one(NodeRow, "a").state == "silent"
+    before = other.job_order()
+    assert before.lead_order == ("b",)
+    assert woken(agent.sync) == set()
+    assert other.sync().jobs[0].lead_order == ("a", "b")
+    assert len(woken(lambda: agent.sync(notices=(agent.notice(),)))) > ALL_WOKEN_UP_TO_NODES
+
+
+def test_a_job_is_claimed_and_locked_without_its_plans(fleet, context):
+    seen: list[str] = []
+    event.listen(context.database.engine, "before_cursor_execute", lambda *said: seen.append(said[2]))
+    with context.sessions.begin() as session:
+        session.get_one(JobRow, fleet).due_at = context.clock()
+    assert jobs.tick(context) == 1
+    assert any("FOR NO KEY UPDATE" in statement for statement in seen)
+    assert not any("standing_plans" in each and "FOR NO KEY UPDATE" in each for each in seen)
