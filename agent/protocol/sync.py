@@ -480,7 +480,8 @@ class Refusal(Message):
 
 
 class SyncOrders(Message):
-    """Everything a node is told. `orders_seq` grows whenever the orders of this node could have changed."""
+    """Everything a node is told. `orders_seq` grows whenever the orders of this node could have changed, but
+    for changes in a large job that can wait."""
 
     protocol_version: int = PROTOCOL_VERSION
     orders_seq: Count

@@ -37,8 +37,8 @@ from service.problems import conflict, invalid, not_found
 
 SOON = timedelta(seconds=2)
 ALL_WOKEN_UP_TO_NODES = 64
-"""The nodes of a larger job are not woken for what can wait for their next reports: each that is woken reports at once,
-and where a thousand do, the next change comes before they are done."""
+"""For what can wait, the nodes of a larger job are not woken, and its orders get no number: who is woken reports at
+once, and where a thousand do, and each report finds orders that have to be made, the next change comes first."""
 _LOCK = (
     select(JobRow)
     .where(JobRow.job_id == bindparam("job_id"))
@@ -55,14 +55,14 @@ _LOCK_MANY = (
 # A job's members are some thousands at most: one statement numbers their orders and wakes them all.
 _TOUCH = text(
     """
-    WITH topics AS (SELECT 0 AS number, CAST(:job_topic AS text) AS topic
+    WITH size AS (SELECT :is_urgent OR count(*) <= :all_up_to AS is_told FROM job_members WHERE job_id = :job_id),
+         topics AS (SELECT 0 AS number, CAST(:job_topic AS text) AS topic
                     UNION ALL
                     SELECT row_number() OVER (ORDER BY node_id), :node_topic || node_id
-                      FROM job_members WHERE job_id = :job_id AND node_id <> :asker
-                       AND (:is_urgent OR (SELECT count(*) FROM job_members WHERE job_id = :job_id) <= :all_up_to)),
+                      FROM job_members, size WHERE is_told AND job_id = :job_id AND node_id <> :asker),
          sent AS (SELECT pg_notify(:channel, string_agg(topic, ',' ORDER BY number)) AS done
                     FROM topics GROUP BY number / :topics_max)
-    SELECT nextval('orders_seq') FROM (SELECT count(done::text) FROM sent) AS all_sent
+    SELECT CASE WHEN is_told THEN nextval('orders_seq') END FROM size, (SELECT count(done::text) FROM sent) AS all_sent
     """
 )
 _MEMBERS = select(JobMemberRow.node_id).where(among(JobMemberRow.job_id, "job_ids"))
@@ -198,11 +198,14 @@ def set_state(job: JobRow, state: JobState, reason: str, *, now: datetime) -> No
 
 def touch(session: Session, job: JobRow, *, now: datetime, asker: str = "", is_urgent: bool = True) -> None:
     """The job's orders have changed: give them a new number, wake its agents and the reconcilers. `asker`: a node that
-    gets them in the answer that it waits for, and is not woken. Where it is not urgent, the agents of a large job find
-    the change in the answers to their next reports."""
+    gets them in the answer that it waits for, and is not woken. Where it is not urgent, those of a large job have it in
+    the answer to a report some seconds later (`service.sync.answers`), and only its watchers and reconcilers are woken.
+    """
     values = {"job_topic": job_topic(job.job_id), "node_topic": node_topic(""), "job_id": job.job_id, "asker": asker}
     values |= {"is_urgent": is_urgent, "all_up_to": ALL_WOKEN_UP_TO_NODES}
-    job.orders_seq = session.execute(_TOUCH, values | SENDING).scalar_one()
+    number = session.execute(_TOUCH, values | SENDING).scalar_one()
+    if number is not None:
+        job.orders_seq = number
     if job.state not in ENDED:
         job.due_at = now
 

@@ -1,7 +1,8 @@
 """Answers to reports: the orders of one node, made once for all nodes of a job and kept while nothing has changed.
 
 Whoever changes a row that orders follow gives the job a new `orders_seq` (`service.jobs.operations.touch`). So orders
-are made anew when the job's number is another, when time alone may have changed them, and now and then in any case.
+are made anew when the job's number is another, when time alone may have changed them, and now and then in any case:
+those of large jobs every few seconds, since what can wait gives them no number.
 """
 
 import hashlib
@@ -19,6 +20,7 @@ from sqlalchemy.orm import Session
 from agent.protocol.sync import SyncOrders
 from agent.protocol.wake_up import WakeOrders
 from liver_core.layout.limits import NODES_MAX
+from service.jobs.operations import ALL_WOKEN_UP_TO_NODES
 from service.jobs.queries import LIST_MAX
 from service.nodes.skew import in_node_time, off_by
 from service.sync.intake import Intake
@@ -26,6 +28,8 @@ from service.sync.orders import OwnPart, SharedOrder, own_part, shared_orders
 
 MADE_AGAIN_AFTER = timedelta(seconds=30)
 """However sure it seems that nothing has changed."""
+LARGE_MADE_AGAIN_AFTER = timedelta(seconds=2)
+"""Of jobs of more than `ALL_WOKEN_UP_TO_NODES`."""
 BUILDERS = 64
 WAKE_CHARS_MAX = 64 * 1024
 """Of one job in a wake-up. Larger orders are in the answer to the report that the agent is woken for."""
@@ -115,9 +119,11 @@ class KeptOrders:
         kept = self._kept.get(str(key[0]))
         if kept is None or kept.key != key:
             return None
-        changes_at = kept.rendered.shared.changes_at
-        is_over = changes_at is not None and now >= changes_at
-        return kept.rendered if timedelta(0) <= now - kept.made_at < MADE_AGAIN_AFTER and not is_over else None
+        shared = kept.rendered.shared
+        is_over = shared.changes_at is not None and now >= shared.changes_at
+        is_large = len(shared.order.peers) > ALL_WOKEN_UP_TO_NODES
+        holds = LARGE_MADE_AGAIN_AFTER if is_large else MADE_AGAIN_AFTER
+        return kept.rendered if timedelta(0) <= now - kept.made_at < holds and not is_over else None
 
     def _keep(self, job_id: str, kept: _Kept) -> None:
         with self._lock:

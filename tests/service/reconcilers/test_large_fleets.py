@@ -21,6 +21,7 @@ from service.nodes.tables import NodeRow
 from service.planner.inputs import PlannerVerdict
 from service.reconcilers import jobs
 from service.reconcilers.nodes import NodeWatch
+from service.sync.answers import LARGE_MADE_AGAIN_AFTER
 from tests.service.fake_agent import step_row
 
 FLEET = 200
@@ -205,18 +206,26 @@ def add_members(context, job_id: str, count: int) -> int:
         return session.scalars(select(func.count()).select_from(JobMemberRow)).one()
 
 
-def touched(context, job_id: str, **how):
+def touched(context, job_id: str, **how) -> int:
+    """By how much the number of its orders is larger then."""
     with context.sessions.begin() as session:
-        touch(session, session.get_one(JobRow, job_id), now=context.clock(), **how)
+        job = session.get_one(JobRow, job_id)
+        before, job.due_at = job.orders_seq, None
+        touch(session, job, now=context.clock(), **how)
+        assert job.due_at == context.clock()
+        return job.orders_seq - before
 
 
 def test_all_nodes_of_a_job_are_woken_for_what_is_urgent_and_those_of_a_small_one_for_all_else(fleet, context, woken):
     count = add_members(context, fleet, ALL_WOKEN_UP_TO_NODES - 2)
     assert count == ALL_WOKEN_UP_TO_NODES
     assert len(woken(lambda: touched(context, fleet, is_urgent=False))) == count
+    assert touched(context, fleet, is_urgent=False) == 1
     with context.sessions.begin() as session:
         session.add(JobMemberRow(job_id=fleet, node_id=f"free-{FLEET - 1:03}", role=MemberRole.SPARE))
     assert woken(lambda: touched(context, fleet, is_urgent=False)) == set()
+    assert touched(context, fleet, is_urgent=False) == 0
+    assert touched(context, fleet) > 0
     assert len(woken(lambda: touched(context, fleet))) == count + 1
 
 
@@ -230,7 +239,7 @@ def test_the_nodes_of_a_large_job_are_woken_by_a_notice_and_not_by_a_node_that_i
         session.execute(free.values(last_seen_at=clock() + timedelta(hours=1)))
     watch = NodeWatch(context)
     watch.tick()
-    for _ in range(int(context.settings.silent_after_s) + 2):
+    for _ in range(int(context.settings.silent_after_s) + 5):
         clock.advance(1)
         other.sync()
         watch.tick()
@@ -239,6 +248,7 @@ def test_the_nodes_of_a_large_job_are_woken_by_a_notice_and_not_by_a_node_that_i
     before = other.job_order()
     assert before.lead_order == ("b",)
     assert woken(agent.sync) == set()
+    clock.advance(LARGE_MADE_AGAIN_AFTER.total_seconds())
     assert other.sync().jobs[0].lead_order == ("a", "b")
     assert len(woken(lambda: agent.sync(notices=(agent.notice(),)))) > ALL_WOKEN_UP_TO_NODES
 
