@@ -13,6 +13,8 @@ KEPT = timedelta(minutes=15)
 BEAT_S = 0.5
 STALL_S = 1.0
 """An event loop that is later than this could serve nobody meanwhile."""
+WAITS = timedelta(seconds=1)
+"""A report that is not stored for so long waits for the service: a thousand nodes that start at once are not silent."""
 
 
 class Listening:
@@ -24,6 +26,7 @@ class Listening:
         self._lock = threading.Lock()
         self._deaf: list[tuple[datetime, datetime]] = []
         self._tried: dict[str, datetime] = {}
+        self._waiting: dict[str, datetime] = {}
         self._beat_s: float | None = None
 
     def begins(self, now: datetime) -> None:
@@ -49,10 +52,23 @@ class Listening:
         with self._lock:
             self._tried[node_id] = at
 
-    def take_tried(self) -> dict[str, datetime]:
-        """When each node tried last; each is given out once."""
+    def waits(self, node_id: str, arrived: datetime) -> None:
+        """The node's report has arrived, and is not stored yet."""
+        with self._lock:
+            self._waiting[node_id] = arrived
+
+    def is_done(self, node_id: str) -> None:
+        """No report of the node waits any more."""
+        with self._lock:
+            self._waiting.pop(node_id, None)
+
+    def take_tried(self, now: datetime) -> dict[str, datetime]:
+        """When each node tried last, also by a report that waits; each is given out once."""
         with self._lock:
             tried, self._tried = self._tried, {}
+            for node_id in [name for name, arrived in self._waiting.items() if now - arrived >= WAITS]:
+                arrived = self._waiting.pop(node_id)
+                tried[node_id] = max(arrived, tried.get(node_id, arrived))
         return tried
 
     def silence_s(self, last_at: datetime, until: datetime) -> float:

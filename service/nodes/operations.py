@@ -200,6 +200,18 @@ _NOTE_ANSWERS = text(
 )
 
 
+_NOTE_TRIES = text(
+    """
+    WITH said AS (SELECT * FROM unnest(CAST(:node_ids AS text[]), CAST(:tried AS timestamptz[])) AS said (node_id, at)),
+         free AS MATERIALIZED (
+              SELECT nodes.node_id, said.at FROM nodes JOIN said ON said.node_id = nodes.node_id
+               WHERE nodes.state <> 'gone' AND nodes.last_seen_at < said.at
+               ORDER BY nodes.node_id FOR NO KEY UPDATE OF nodes SKIP LOCKED)
+    UPDATE nodes SET tried_at = greatest(nodes.tried_at, free.at) FROM free WHERE nodes.node_id = free.node_id
+    """
+)
+
+
 def note_answers(session: Session, report: SyncReport, *, now: datetime) -> None:
     """The machines of these nodes answer the reporting one, though the service does not hear their agents. Only what is
     said of a member of a job that the reporting node is a member of too. Never waits for a lock: it is said again."""
@@ -211,14 +223,10 @@ def note_answers(session: Session, report: SyncReport, *, now: datetime) -> None
 
 
 def note_tries(session: Session, tried: Mapping[str, datetime]) -> None:
-    """When these nodes last sent reports that were not taken, through no fault of theirs. A node that is being stored
-    right now is left out."""
-    if not tried:
-        return
-    statement = select(NodeRow).where(NodeRow.node_id.in_(sorted(tried)), NodeRow.state != NodeState.GONE)
-    for node in session.scalars(statement.with_for_update(skip_locked=True, key_share=True)):
-        node.tried_at = max(tried[node.node_id], node.tried_at or tried[node.node_id])
-    session.flush()
+    """When these nodes last sent reports that were not taken, or wait, through no fault of theirs. A node that is being
+    stored right now is left out."""
+    if tried:
+        session.execute(_NOTE_TRIES, {"node_ids": list(tried), "tried": list(tried.values())})
 
 
 def mark_gone(session: Session, node: NodeRow, *, reason: str, now: datetime) -> None:

@@ -65,7 +65,7 @@ class NodeWatch:
     def _look(self, now: datetime) -> int:
         settings = self._context.settings
         with self._context.sessions.begin() as session:
-            note_tries(session, self._listening.take_tried())
+            note_tries(session, self._listening.take_tried(now))
             horizon = now - timedelta(seconds=settings.silent_after_s)
             living = select(func.max(_LAST_AT), func.count(), func.count().filter(horizon <= _LAST_AT))
             newest_at, nodes, heard = session.execute(living.where(NodeRow.state != NodeState.GONE)).one()

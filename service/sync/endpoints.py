@@ -59,6 +59,7 @@ async def sync(
     node_id = reading.report.node.node_id
     _check_node(caller, node_id, field="node.node_id")
     arrived, gone = context.clock(), asyncio.create_task(_until_gone(request))
+    context.listening.waits(node_id, arrived)
     try:
         async with context.turns.of(node_id, gone):
             orders = await context.calm.answer(CalmAsk(reading, arrived, gone.done))
@@ -73,6 +74,7 @@ async def sync(
         raise
     finally:
         gone.cancel()
+        context.listening.is_done(node_id)
     return Response(orders, media_type="application/json")
 
 

@@ -154,8 +154,8 @@ def client(settings: ServiceSettings, clock: FakeClock, database: Database) -> I
 
 @pytest.fixture(autouse=True)
 def kept_orders_equal_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every test: whoever changed what orders say has given the job a new number, so that kept orders are true. Those
-    of large jobs may be some seconds old."""
+    """In every test: whoever changed what orders say has given the job a new number, so that kept orders are true. Of
+    large jobs they may be some seconds old."""
     find = KeptOrders.of
 
     def checked(

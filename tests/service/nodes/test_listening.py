@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from service.nodes.listening import BEAT_S, Listening
+from service.nodes.listening import BEAT_S, WAITS, Listening
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -73,5 +73,18 @@ def test_when_a_node_tried_is_given_out_once():
     listening = Listening(at(0))
     listening.tried("a", at(1))
     listening.tried("a", at(2))
-    assert listening.take_tried() == {"a": at(2)}
-    assert listening.take_tried() == {}
+    assert listening.take_tried(at(3)) == {"a": at(2)}
+    assert listening.take_tried(at(3)) == {}
+
+
+def test_a_report_that_waits_counts_from_when_it_arrived_and_one_that_is_stored_does_not():
+    listening = Listening(at(0))
+    listening.waits("a", at(1))
+    listening.waits("b", at(1))
+    listening.is_done("b")
+    assert listening.take_tried(at(1)) == {}
+    assert listening.take_tried(at(1) + WAITS) == {"a": at(1)}
+    assert listening.take_tried(at(5)) == {}
+    listening.waits("a", at(6))
+    listening.tried("a", at(8))
+    assert listening.take_tried(at(9)) == {"a": at(8)}
