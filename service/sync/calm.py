@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from enum import Enum, auto
+from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import text
@@ -58,9 +59,12 @@ _PROGRESS = text(
      WHERE made.job_id NOT IN (SELECT job_id FROM more) AND (jobs.job_id IS NULL OR jobs.last_step < made.step)
     """
 )
+# Whoever waits in line gets each job in turn, also where somebody has it at every moment.
+_LOCK_IN_TURN = text("SELECT FROM jobs WHERE job_id = ANY(CAST(:job_ids AS text[])) ORDER BY job_id FOR NO KEY UPDATE")
 BUSY_WAITS_S = (0.01, 0.02, *[0.03] * 6)
 """Who changes a job has it for some milliseconds, and then all of its nodes report at the same time. One that is stored
-alone keeps it from the others, which would be stored alone then as well, one after the other."""
+alone keeps it from the others, which would be stored alone then as well, one after the other: after so many looks
+they wait in line together."""
 _log = logging.getLogger(__name__)
 
 
@@ -100,6 +104,7 @@ class CalmReports:
         self._clock = clock
         self._settings = settings
         self._gathering: Gathering[CalmAsk, str | Left] = Gathering(self._work)
+        self._in_line: Gathering[CalmAsk, str | Left] = Gathering(partial(self._work, in_turn=True))
 
     async def answer(self, ask: CalmAsk) -> str | None:
         """The orders, as JSON. None: nothing is stored, and the report has to be stored alone. Raises 503 where too
@@ -111,11 +116,12 @@ class CalmReports:
             if found is not Left.BUSY:
                 return None if isinstance(found, Left) else found
             await asyncio.sleep(wait_s)
-        return None
+        found = await self._in_line.ask(ask)
+        return None if isinstance(found, Left) else found
 
-    async def _work(self, asks: Sequence[CalmAsk]) -> Sequence[str | Left]:
+    async def _work(self, asks: Sequence[CalmAsk], *, in_turn: bool = False) -> Sequence[str | Left]:
         try:
-            return await self._lane.run(self._answers, self._lane.sessions, asks)
+            return await self._lane.run(self._answers, self._lane.sessions, asks, in_turn)
         except (SQLAlchemyError, Unsettled) as error:
             _log.debug("%d reports are stored one by one: %s", len(asks), error)
         except ProblemError:
@@ -125,14 +131,14 @@ class CalmReports:
             _log.exception("%d reports are stored one by one", len(asks))
         return [Left.NOT_CALM] * len(asks)
 
-    def _answers(self, sessions: sessionmaker[Session], asks: Sequence[CalmAsk]) -> list[str | Left]:
+    def _answers(self, sessions: sessionmaker[Session], asks: Sequence[CalmAsk], in_turn: bool) -> list[str | Left]:
         settings = self._settings
         limits = {"poll_s": settings.agent_poll_s, "lost_after_s": settings.lost_after_s}
         silences = {"silent_after_s": settings.silent_after_s, "gone_after_s": settings.gone_after_s}
         with sessions() as session:
             now = self._clock()
             with session.begin():
-                stored = store_calm(session, asks, **silences, now=now)
+                stored = store_calm(session, asks, **silences, now=now, in_turn=in_turn)
             # Nobody waits for a lock while orders are made.
             intakes = [item for item in stored if isinstance(item, Intake)]
             standing = (row for intake in intakes for row in standing_of(intake))
@@ -151,9 +157,15 @@ def may_be_calm(report: SyncReport) -> bool:
 
 
 def store_calm(
-    session: Session, asks: Sequence[CalmAsk], *, silent_after_s: float, gone_after_s: float, now: datetime
+    session: Session,
+    asks: Sequence[CalmAsk],
+    *,
+    silent_after_s: float,
+    gone_after_s: float,
+    now: datetime,
+    in_turn: bool = False,
 ) -> list[Intake | Left]:
-    """Store those reports that are calm. Raises Unsettled, and then nothing is stored."""
+    """Store those reports that are calm. `in_turn`: wait for their jobs. Raises Unsettled, and nothing is stored."""
     by_node = {ask.reading.report.node.node_id: ask for ask in asks if not ask.is_gone()}
     found: list[_Calm] = []
     # The first report of an agent may be the first of its node, whose row nobody can have.
@@ -171,7 +183,7 @@ def store_calm(
     found = _at_work(session, found, now=now)
     leases = open_leases(session, [item.node_id for item in found])
     found = [item for item in found if _goes_on(item.intake, leases.get(item.node_id))]
-    behind = _store_progress(session, found, now=now)
+    behind = _store_progress(session, found, now=now, in_turn=in_turn)
     for item in found:
         in_the_way = [is_busy for job_id, is_busy in behind.items() if job_id in item.intake.jobs]
         if in_the_way and all(in_the_way):
@@ -255,7 +267,7 @@ def _goes_on(intake: Intake, lease: OpenLease | None) -> bool:
     return is_all_taken(intake) and only_grows(intake, lease)
 
 
-def _store_progress(session: Session, found: Sequence[_Calm], *, now: datetime) -> dict[str, bool]:
+def _store_progress(session: Session, found: Sequence[_Calm], *, now: datetime, in_turn: bool) -> dict[str, bool]:
     """Count the steps of jobs. Returns those that have to be looked at again, and whether they are just busy."""
     made: dict[tuple[str, int], int] = {}
     for item in found:
@@ -266,6 +278,8 @@ def _store_progress(session: Session, found: Sequence[_Calm], *, now: datetime) 
             made[key] = max(fact.step, made.get(key, 0))
     if not made:
         return {}
+    if in_turn:
+        session.execute(_LOCK_IN_TURN, {"job_ids": [job_id for job_id, _ in made]})
     values = {
         "job_ids": [job_id for job_id, _ in made],
         "generations": [generation for _, generation in made],

@@ -146,6 +146,39 @@ def test_a_calm_report_comes_again_to_be_stored_with_others_where_somebody_chang
     assert last_step == 6
 
 
+def test_a_calm_report_whose_job_is_never_free_waits_in_line_for_it_and_is_stored_with_others(
+    running, context, clock, monkeypatch
+):
+    job_id, agent, other = running
+    for step in (2, 4):
+        agent.sync(**work(agent, step, clock))
+        other.sync(**work(other, step, clock))
+    found: list[tuple[bool, object]] = []
+    store_calm, is_in_line = calm_reports.store_calm, threading.Event()
+
+    def noted(*arguments, in_turn: bool, **named):
+        if in_turn:
+            is_in_line.set()
+        stored = store_calm(*arguments, in_turn=in_turn, **named)
+        found.extend((in_turn, item if isinstance(item, calm_reports.Left) else None) for item in stored)
+        return stored
+
+    monkeypatch.setattr(calm_reports, "store_calm", noted)
+    monkeypatch.setattr(calm_reports, "BUSY_WAITS_S", (0.0,))
+    clock.advance(1)
+    with ThreadPoolExecutor(1) as pool:
+        with context.sessions.begin() as session:
+            session.execute(text("SELECT 1 FROM jobs WHERE job_id = :job_id FOR NO KEY UPDATE"), {"job_id": job_id})
+            # The other one got further meanwhile than this report says.
+            session.execute(text("UPDATE jobs SET last_step = 7 WHERE job_id = :job_id"), {"job_id": job_id})
+            taken = pool.submit(other.sync, **work(other, 6, clock))
+            assert is_in_line.wait(WITHIN_S)
+        assert taken.result(timeout=WITHIN_S).accepted_report_seq == other.seq
+    assert found == [(False, calm_reports.Left.BUSY), (True, None)]
+    (_, last_step, *_), *_ = stored(context)
+    assert last_step == 7
+
+
 def test_a_job_that_ends_while_a_calm_report_is_stored_is_looked_at_again(running, context, client, clock, monkeypatch):
     job_id, agent, other = running
     for step in (2, 4):
