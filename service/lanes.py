@@ -21,6 +21,9 @@ ReturnT = TypeVar("ReturnT")
 PEOPLE_WAIT_S = 1.0
 AGENTS_WAIT_S = 5.0
 """Less than agents wait for an answer."""
+FOR_MANY = 3
+"""So many places are left to work that is done for many callers at once: it need not wait for a crowd that is served
+one by one."""
 READING_THREADS = 2
 READERS_AT_ONCE = 2
 """One computes while the database answers the other: more would only take the interpreter from agents."""
@@ -54,22 +57,25 @@ class Lane:
         self._is_quiet.set()
         self._wait_s = wait_s
         self._places = asyncio.Semaphore(places)
+        self._alone = asyncio.Semaphore(max(1, places - FOR_MANY))
         self._threads = CapacityLimiter(places)
         self._readers = CapacityLimiter(READING_THREADS)
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """A place within it. Raises 503."""
+    async def place(self, *, alone: bool = False) -> AsyncIterator[None]:
+        """A place within it; `alone`: one that only this caller gains from. Raises 503."""
         self._at_work += 1
         self._is_quiet.clear()
+        turns: list[asyncio.Semaphore] = []
         try:
-            if not await _has_acquired(self._places, self._wait_s):
-                raise _unavailable(self._whose, self._outage, "nothing was changed, try again")
-            try:
-                yield
-            finally:
-                self._places.release()
+            for turn in (self._alone, self._places) if alone else (self._places,):
+                if not await _has_acquired(turn, self._wait_s):
+                    raise _unavailable(self._whose, self._outage, "nothing was changed, try again")
+                turns.append(turn)
+            yield
         finally:
+            for turn in turns:
+                turn.release()
             self._at_work -= 1
             if self._at_work == 0:
                 self._is_quiet.set()
@@ -80,9 +86,9 @@ class Lane:
             async with asyncio.timeout(within_s):
                 await self._is_quiet.wait()
 
-    async def run(self, work: Callable[..., ReturnT], *arguments: object) -> ReturnT:
+    async def run(self, work: Callable[..., ReturnT], *arguments: object, alone: bool = False) -> ReturnT:
         """Work that uses one session, begun and ended in it. Raises 503."""
-        async with self.place():
+        async with self.place(alone=alone):
             return await to_thread.run_sync(work, *arguments, limiter=self._threads)
 
     async def compute(self, work: Callable[..., ReturnT], *arguments: object) -> ReturnT:

@@ -64,7 +64,7 @@ async def sync(
         async with context.turns.of(node_id, gone):
             orders = await context.calm.answer(CalmAsk(reading, arrived, gone.done))
             if orders is None:
-                orders = await context.agents.run(_sync, context, reading, caller, gone.done, arrived)
+                orders = await context.agents.run(_sync, context, reading, caller, gone.done, arrived, alone=True)
     except LostTurn as error:
         context.listening.tried(node_id, context.clock())
         raise ProblemError(unavailable(str(error))) from None

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 
 import httpx
 import pytest
@@ -14,7 +14,7 @@ from service.db.engine import OnlyReadsError
 from service.db.outage import Outage
 from service.edge import gate
 from service.edge.budgets import CALLERS_MAX, Shown
-from service.lanes import READERS_AT_ONCE, WAITING_OF_ONE_MAX, YIELDS_S, Lane, Readers
+from service.lanes import FOR_MANY, READERS_AT_ONCE, WAITING_OF_ONE_MAX, YIELDS_S, Lane, Readers
 from service.nodes.tables import NodeRow
 from service.problems import ProblemError
 from service.settings import ServiceSettings
@@ -59,6 +59,29 @@ def test_a_read_begins_once_no_agent_is_served_any_more():
         return order
 
     assert asyncio.run(run()) == ["agent", "read"]
+
+
+def test_work_for_many_finds_a_place_beside_any_number_that_work_for_one_caller():
+    async def run() -> int:
+        lane = Lane(sessionmaker(), sessionmaker(), places=5, wait_s=0.01, whose="agents", outage=Outage())
+        async with AsyncExitStack() as crowd:
+            refused = 0
+            for _ in range(4):
+                try:
+                    await crowd.enter_async_context(lane.place(alone=True))
+                except ProblemError as error:
+                    refused += error.problem.status == 503
+            for _ in range(FOR_MANY):
+                await crowd.enter_async_context(lane.place())
+            with pytest.raises(ProblemError):
+                async with lane.place():
+                    pass
+        async with AsyncExitStack() as again:
+            for _ in range(5 - FOR_MANY):
+                await again.enter_async_context(lane.place(alone=True))
+        return refused
+
+    assert asyncio.run(run()) == 4 - (5 - FOR_MANY)
 
 
 def test_a_read_begins_after_a_moment_where_agents_are_served_all_the_time():
