@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 from decimal import Decimal
 
-import psycopg
 import pytest
 from sqlalchemy import event, func, insert, select, update
 
@@ -23,6 +22,8 @@ from service.reconcilers import jobs
 from service.reconcilers.nodes import NodeWatch
 from service.sync.answers import LARGE_MADE_AGAIN_AFTER
 from tests.service.fake_agent import step_row
+from tests.service.sync.test_cost import statements
+from tests.service.sync.test_sync import connect
 
 FLEET = 200
 MAX = 4
@@ -180,8 +181,7 @@ def test_standing_plans_are_made_again_only_for_other_inputs(fleet, context, clo
 @pytest.fixture
 def woken(context):
     """Calls what it is given, and tells which nodes that has woken."""
-    url = context.database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(url, autocommit=True) as listening:
+    with connect(context.database.engine.url) as listening:
         listening.execute(f"LISTEN {CHANNEL}")
 
         def heard() -> list[str]:
@@ -254,10 +254,9 @@ def test_the_nodes_of_a_large_job_are_woken_by_a_notice_and_not_by_a_node_that_i
 
 
 def test_a_job_is_claimed_and_locked_without_its_plans(fleet, context):
-    seen: list[str] = []
-    event.listen(context.database.engine, "before_cursor_execute", lambda *said: seen.append(said[2]))
     with context.sessions.begin() as session:
         session.get_one(JobRow, fleet).due_at = context.clock()
-    assert jobs.tick(context) == 1
+    with statements(context) as seen:
+        assert jobs.tick(context) == 1
     assert any("FOR NO KEY UPDATE" in statement for statement in seen)
     assert not any("standing_plans" in each and "FOR NO KEY UPDATE" in each for each in seen)
