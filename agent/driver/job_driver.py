@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -26,9 +27,9 @@ from agent.driver.spare_store import KEPT_BY, SpareStore
 from agent.journal import JournalError, Table
 from agent.link.step_leases import StepLeases, answered_ago, lease_for
 from agent.peer.deaths import Deaths
-from agent.peer.peer_client import PeerUnreachable
 from agent.peer.peer_server import PeerRefused
 from agent.peer.probe import Probes, Reached, answer_of
+from agent.peer.reach import HIGHEST_FIELD, ask_others, status_of
 from agent.protocol.peer import (
     DeathBody,
     Envelope,
@@ -80,7 +81,8 @@ class JobDriver:
         )
         self._deaths = Deaths(node.node_id, self.slots.participants, send=self._send, say=self._host.say_all)
         self.spare = SpareStore(node, job_id)
-        hears = {"uses_store": self.spare.use, "seen": self.slots.highest_generation}
+        ask = partial(ask_others, node.peers, job_id, node.node_id)
+        hears = {"ask": ask, "uses_store": self.spare.use, "seen": self.slots.highest_generation}
         self.lead = Lead(node, job_id, send_order=self._send_order, post=self.post, pulse=self._pulse, **hears)
         self.births = Births(node, job_id, self.slots, self._host, self.lead)
         self.notices = NoticeResponse(node, job_id, self.slots, self.lead, self.births.alone, self._pulse)
@@ -209,6 +211,7 @@ class JobDriver:
         return {
             "node_id": self._node.node_id,
             "active_generation": active.generation if active is not None else None,
+            HIGHEST_FIELD: max(self.lead.used(), self.slots.highest_generation()),
             "layout": str(active.layout) if active is not None else None,
             "leading": self.lead.open_id or None,
             "service_heard_s": None if math.isinf(heard_at) else time.monotonic() - heard_at,
@@ -444,12 +447,9 @@ class JobDriver:
                 await self._host.give(slot, StepLease(until_s=lease))
 
     async def _heard_ago(self, node_id: str) -> float | None:
-        try:
-            answer = await self._node.peers.status(self.job_id, node_id)
-        except PeerUnreachable:
-            return None
+        answer = await status_of(self._node.peers, self.job_id, node_id)
         wanted = 0 if self.order is None else self.order.generation or 0
-        return answered_ago(answer, wanted=wanted)
+        return None if answer is None else answered_ago(answer, wanted=wanted)
 
     async def _reaches_service(self) -> bool:
         return await answer_of(self._node.service_url) is not Reached.NONE

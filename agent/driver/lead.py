@@ -5,7 +5,7 @@ Whose turn it is and what the plan is are decided in `planning`, how a handoff g
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from uuid import UUID, uuid4
 
@@ -19,6 +19,7 @@ from agent.driver.planning import (
     Plan,
     Pulse,
     Wait,
+    intent_of,
     ladder_inputs,
     next_number,
     on_rung,
@@ -27,11 +28,11 @@ from agent.driver.planning import (
 )
 from agent.driver.progress import Amendment, LostTime, Progress, first_mirror, learned_from, state_of_end
 from agent.journal import Table
+from agent.peer.reach import Heard
 from agent.peer.unreached import cut_off, lost_members, started_again
-from agent.protocol.notice_life import is_open
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffDeclined, HandoffMirror, HandoffOrder, JobOrder
-from agent.protocol.values import HandoffCause, utc
+from agent.protocol.values import HandoffCause
 from agent.supervisor.records import StoreKey
 from agent.supervisor.stores import StoreError
 from liver_core.handoff import (
@@ -69,7 +70,6 @@ from liver_core.layout import Member, Roster, from_json, to_json
 from liver_core.layout.limits import fitting
 from liver_core.retries import retry_in_s
 
-HANDOFF_DEADLINE_S = 180.0
 SOONER_LEAST_S = 1.0
 """A deadline that is nearer by less is not worth a revision."""
 FENCED_LOST_S = 2.0
@@ -85,9 +85,9 @@ _log = logging.getLogger(__name__)
 
 
 class Lead:
-    """`send_order` takes an order to a member; `post` runs something later in the job's own task; `uses_store` hears of
-    the generation whose store a handoff needs; `seen`: the highest number that the ranks of this node have seen used,
-    by whichever lead."""
+    """`send_order` takes an order to a member; `post` runs something later in the job's own task; `ask` hears other
+    nodes of the job; `uses_store` hears of the generation whose store a handoff needs; `seen`: the highest number that
+    the ranks of this node have seen used, by whichever lead."""
 
     def __init__(
         self,
@@ -97,6 +97,7 @@ class Lead:
         send_order: Callable[[Member, Order], Awaitable[None]],
         post: Callable[[Callable[[], Awaitable[None]]], None],
         pulse: Callable[[], Pulse],
+        ask: Callable[[Collection[str]], Awaitable[Heard]],
         uses_store: Callable[[int], None] = lambda generation: None,
         seen: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -108,6 +109,7 @@ class Lead:
         self._send_order = send_order
         self._post = post
         self._pulse = pulse
+        self._ask = ask
         self._uses_store = uses_store
         self._seen = seen
         self._proposer = self._new_proposer(ProposerRecord())
@@ -142,10 +144,11 @@ class Lead:
 
     def next_generation(self, order: JobOrder, active: Roster) -> int | None:
         """The number of the next handoff, if one can be opened."""
-        number = next_number(self._used(), order, active)
+        number = next_number(self.used(), order, active)
         return None if isinstance(number, str) else number
 
-    def _used(self) -> int:
+    def used(self) -> int:
+        """The greatest number that is known here as used."""
         return max(self._proposer.record.highest_generation, self._seen())
 
     @property
@@ -183,17 +186,7 @@ class Lead:
         it waits."""
         if not self.is_idle or self.knows(str(wanted.handoff_id)) or wanted.handoff_id == self._declined:
             return
-        plan = Plan(wanted.target.layout, wanted.target.members, wanted.plan_digest, wanted.reason)
-        now = self._node.now()
-        deadline = now + HANDOFF_DEADLINE_S
-        notice_at = None
-        if wanted.leaving or wanted.deadline_utc is not None:
-            heard = [fact for fact in order.notices if fact.node_id in wanted.leaving and is_open(fact, utc(now))]
-            notice_at = min((fact.first_seen_utc for fact in heard), default=wanted.proposed_utc).timestamp()
-            if wanted.deadline_utc is not None:
-                deadline = self._node.budget.safe_by_utc(utc(notice_at), wanted.deadline_utc).timestamp()
-        where = (plan, active, frozenset(wanted.leaving), deadline, notice_at)
-        refusal = self._open(order, Intent(str(wanted.handoff_id), wanted.cause, *where))
+        refusal = self._open(order, intent_of(order, wanted, active, now=self._node.now(), budget=self._node.budget))
         if refusal:
             self._declined = wanted.handoff_id
             self._node.outbox.put_declined(
@@ -377,13 +370,12 @@ class Lead:
             self._say(f"{refusal}: {choice.reason}", about=f"{refusal} {order.generation} {choice.rung}")
             return self.status
         intent = on_rung(wanted, choice, inputs, now=self._node.now(), costs=costs)
-        generation = next_number(self._used(), order, wanted.source)
+        generation = next_number(self.used(), order, wanted.source)
         if isinstance(generation, str):
             self._say(generation)
             return generation
         self._proposer.record = replace(self._proposer.record, highest_generation=generation - 1)
-        self._say(f"opening handoff {intent.handoff_id} to {intent.plan.layout}: {intent.reason}")
-        self._opening = (intent, asyncio.create_task(self._host_store(intent, generation)))
+        self._opening = (intent, asyncio.create_task(self._prepare(intent, generation)))
         return ""
 
     def _ladder(self, order: JobOrder, wanted: Intent) -> LadderInputs:
@@ -391,25 +383,30 @@ class Lead:
         where = (order, wanted.source, wanted.plan, wanted.leaving, left_s)
         return ladder_inputs(*where, pulse=self._pulse(), learned=self._learned)
 
-    async def _host_store(self, intent: Intent, generation: int) -> None:
+    async def _prepare(self, intent: Intent, generation: int) -> None:
+        """Hear whether others are there and know of greater numbers, and have a store."""
+        heard = await self._ask(intent.source.node_ids())
+        if heard.too_few or heard.highest >= generation:
+            why = heard.too_few or f"another node knows of a generation {heard.highest}"
+            return self._post(lambda: self._give_up(why, heard.highest))
         self._uses_store(generation)
         try:
             store = await self._node.stores.host(StoreKey(self._job_id, generation), self._node.private_address)
         except StoreError as error:
             text = str(error)
-            self._post(lambda: self._give_up(text))
-            return
+            # The number of a store that died is burned: no second record for the same decision.
+            return self._post(lambda: self._give_up(text, generation))
         self._post(lambda: self._open_with(intent, store))
 
-    async def _give_up(self, text: str) -> None:
+    async def _give_up(self, text: str, used: int) -> None:
         self._opening = None
-        # The number of a store that died is burned: no second record for the same decision.
-        record = self._proposer.record
-        self._proposer.record = replace(record, highest_generation=record.highest_generation + 1)
+        used = max(used, self._proposer.record.highest_generation)
+        self._proposer.record = replace(self._proposer.record, highest_generation=used)
         self._say(f"no handoff could be opened: {text}")
 
     async def _open_with(self, intent: Intent, store: StoreAddress) -> None:
         self._opening = None
+        self._say(f"opening handoff {intent.handoff_id} to {intent.plan.layout}: {intent.reason}")
         now, pulse = self._node.now(), self._pulse()
         proposal = Proposal(
             handoff_id=HandoffId(intent.handoff_id),

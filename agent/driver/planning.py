@@ -6,15 +6,19 @@ Pure: everything known comes in, a decision with its reason comes out.
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from agent.notices.warning_budget import WarningBudget
 from agent.protocol.jobfile import ModelShape
-from agent.protocol.sync import JobOrder
-from agent.protocol.values import HandoffCause
+from agent.protocol.notice_life import is_open
+from agent.protocol.sync import HandoffOrder, JobOrder
+from agent.protocol.values import HandoffCause, utc
 from liver_core.handoff import CutoverDeadlines, LadderInputs, Proposal, Rung, RungChoice, RungCost
 from liver_core.handoff.generations import next_handoff, start_of
 from liver_core.handoff.ladder import cutover_deadlines, unhurried_s
 from liver_core.layout import Member, ParallelLayout, Roster
 from liver_core.reshard import seat
 
+HANDOFF_DEADLINE_S = 180.0
+"""Of a handoff where nothing presses."""
 SERVICE_WAIT_S, SERVICE_WAIT_SHARE = 3.0, 0.1
 """How long a plan that no standing plan covers is left to the service, before the layouts by count are used: at most so
 much of the time that is left. Only the loss of several nodes is: of each node alone the service says its plan before,
@@ -176,6 +180,20 @@ def parameters_only_of(model: ModelShape, layout: ParallelLayout, ranks: Iterabl
 def _layer_parameters(model: ModelShape) -> int:
     ffn = model.ffn_hidden_size or 4 * model.hidden_size
     return 4 * model.hidden_size**2 + 3 * model.hidden_size * ffn * (model.num_experts or 1)
+
+
+def intent_of(order: JobOrder, wanted: HandoffOrder, active: Roster, *, now: float, budget: WarningBudget) -> Intent:
+    """What the service proposes: until the deadline of its notices where there are any, counted from when the first of
+    them was heard."""
+    plan = Plan(wanted.target.layout, wanted.target.members, wanted.plan_digest, wanted.reason)
+    deadline, notice_at = now + HANDOFF_DEADLINE_S, None
+    if wanted.leaving or wanted.deadline_utc is not None:
+        heard = [fact for fact in order.notices if fact.node_id in wanted.leaving and is_open(fact, utc(now))]
+        notice_at = min((fact.first_seen_utc for fact in heard), default=wanted.proposed_utc).timestamp()
+        if wanted.deadline_utc is not None:
+            deadline = budget.safe_by_utc(utc(notice_at), wanted.deadline_utc).timestamp()
+    leaving = frozenset(wanted.leaving)
+    return Intent(str(wanted.handoff_id), wanted.cause, plan, active, leaving, deadline, notice_at)
 
 
 def same_plan(current: Proposal, leaving: frozenset[str], deadline_utc: float, notice_at: float) -> Intent:

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +10,7 @@ from agent.driver.lead import Lead, Leaving
 from agent.driver.node_context import Node
 from agent.driver.planning import Pulse
 from agent.notices.warning_budget import warning_budget
+from agent.peer.reach import Heard
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffDeclined, HandoffMirror, JobOrder, Provider
 from agent.supervisor.records import StoreKey
@@ -66,6 +67,7 @@ class Scene:
         self.order = order
         self.now = START_S
         self.pulse = Pulse(100, 0.1, 0.5, 90)
+        self.heard = Heard()  # What the other nodes answer before a handoff is opened.
         self.journal = journal or Journal()
         self.stores = Stores()
         self.mirrors: list[HandoffMirror] = []
@@ -100,7 +102,12 @@ class Scene:
             send_order=self._send,
             post=self.posted.put_nowait,
             pulse=lambda: self.pulse,
+            ask=self._ask,
         )
+
+    async def _ask(self, nodes: Collection[str]) -> Heard:
+        assert set(nodes) == set(FOUR)
+        return self.heard
 
     async def _send(self, member: Member, order: Order) -> None:
         self.sent.append((member, order))

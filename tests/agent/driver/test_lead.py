@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from agent.driver.lead import HANDOFF_DEADLINE_S, Leaving
-from agent.driver.planning import Learned
+from agent.driver.lead import Leaving
+from agent.driver.planning import HANDOFF_DEADLINE_S, Learned
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffOrder, JobOrder, LayoutByCount, LayoutForCount
 from agent.protocol.values import HandoffCause, HandoffState, Placement

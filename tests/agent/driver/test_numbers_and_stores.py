@@ -1,6 +1,8 @@
 """What all agents of a job must agree on, whatever each has heard: numbers of worlds, and where a start's store is."""
 
 import asyncio
+import logging
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,13 +11,15 @@ import pytest
 
 from agent.driver.job_driver import JobDriver
 from agent.driver.lifecycle import Births
+from agent.peer.reach import HIGHEST_FIELD, Heard
 from agent.protocol.rank import Checkpointed
 from agent.protocol.sync import JobOrder
 from agent.supervisor.process import ProcessIdentity
 from agent.supervisor.records import RankRecord, RankState, StoreKey
 from agent.supervisor.watchdog import RankPulse
-from liver_core.handoff import ParticipantRecord, StoreAddress
+from liver_core.handoff import ParticipantRecord, ProposerRecord, StoreAddress
 from tests.agent.driver.lead_scene import ACTIVE, FOUR
+from tests.agent.driver.lead_scene import Scene as LeadScene
 from tests.agent.driver.test_notice_response import Scene
 from tests.agent.stub_service import JOB_ID, StubService
 from tests.agent.waiting import fake_job
@@ -32,6 +36,48 @@ def test_a_lead_takes_no_number_that_a_rank_of_its_node_has_seen_another_lead_us
     seen = ParticipantRecord(active=ACTIVE, highest_generation=6)
     job.slots.participants[0] = cast(Any, SimpleNamespace(record=seen))
     assert job.lead.next_generation(order, ACTIVE) == 7
+
+
+def test_a_job_tells_other_nodes_which_number_has_been_used(order: JobOrder) -> None:
+    node = cast(Any, Scene(order, "d").node)
+    node.service_heard_at = lambda: -math.inf
+    job = JobDriver(node, JOB_ID)
+    job.lead._proposer.record = ProposerRecord(highest_generation=5)
+    assert job.summary()[HIGHEST_FIELD] == 5
+    job.slots.participants[0] = cast(Any, SimpleNamespace(record=ParticipantRecord(highest_generation=6)))
+    assert job.summary()[HIGHEST_FIELD] == 6
+
+
+def test_a_lead_that_may_be_cut_off_opens_nothing_takes_no_number_and_says_so_once(
+    order: JobOrder, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        scene = LeadScene(order)
+        scene.heard = Heard(too_few="a may be cut off: no answer from b, c, d")
+        for _ in range(3):
+            await scene.notice(60.0, "b")
+            assert (scene.lead.open_id, scene.stores.asked, scene.sent, scene.mirrors) == ("", [], [], [])
+        assert scene.lead.status == "no handoff could be opened: a may be cut off: no answer from b, c, d"
+        assert [record.message for record in caplog.records] == [f"job {JOB_ID}: {scene.lead.status}"]
+        scene.heard = Heard()
+        await scene.notice(60.0, "b")
+        assert {sent.generation for _, sent in scene.sent} == {2}
+
+    caplog.set_level(logging.INFO, "agent.driver.lead")
+    asyncio.run(scenario())
+
+
+def test_a_lead_that_was_cut_off_takes_no_number_that_another_lead_used_meanwhile(order: JobOrder) -> None:
+    async def scenario() -> None:
+        scene = LeadScene(order)
+        scene.heard = Heard(highest=3)
+        await scene.notice(60.0, "b")
+        assert (scene.lead.open_id, scene.stores.asked) == ("", [])
+        assert scene.lead.status == "no handoff could be opened: another node knows of a generation 3"
+        await scene.notice(60.0, "b")
+        assert {sent.generation for _, sent in scene.sent} == {4}
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("lead_order", [FOUR, ("c", "b", "d", "a"), ()])

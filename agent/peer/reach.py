@@ -1,0 +1,71 @@
+"""Whether an agent that is about to lead a handoff hears enough of the job's other agents, and which numbers they know.
+
+An agent that is cut off would open one that nobody else can join, under a number that another agent, which leads
+meanwhile, takes as well. Whoever hears more than half of the nodes is not cut off alone, and learns of the numbers that
+were used without it. Of two nodes nobody can tell which one is cut off.
+"""
+
+import asyncio
+import random
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from agent.peer.peer_client import PeerClient, PeerUnreachable
+from liver_core.layout.limits import GENERATION_MAX
+
+ASKED_MAX = 8
+"""Of the agents of a large job so many are asked, chosen at random."""
+NAMED_MAX = 4
+HIGHEST_FIELD = "highest_generation"
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What the others answered. `too_few`: why this node may be the one that is cut off, empty if enough answered.
+    `highest`: the greatest number that those who answered have seen used; 0 where none was asked."""
+
+    too_few: str = ""
+    highest: int = 0
+
+
+async def ask_others(peers: PeerClient, job_id: str, own: str, nodes: Collection[str]) -> Heard:
+    """Ask the agents of these nodes of the job. It takes as long as the answers that are needed; where too few come, as
+    long as `peers` waits for one."""
+    others = sorted(set(nodes) - {own})
+    if len(others) < 2:
+        return Heard()
+    asked = random.sample(others, min(ASKED_MAX, len(others)))
+    waiting = [asyncio.create_task(_highest(peers, job_id, name)) for name in asked]
+    needed, answers = (len(asked) + 1) // 2, dict[str, int]()
+    try:
+        for each in asyncio.as_completed(waiting):
+            name, highest = await each
+            if highest is not None:
+                answers[name] = highest
+            if len(answers) >= needed:
+                return Heard(highest=max(answers.values()))
+    finally:
+        for task in waiting:
+            task.cancel()
+    missed = sorted(set(asked) - set(answers))
+    more = f" and {len(missed) - NAMED_MAX} more" if len(missed) > NAMED_MAX else ""
+    names = f"{', '.join(missed[:NAMED_MAX])}{more}"
+    return Heard(f"{own} may be cut off: no answer from {names}", max(answers.values(), default=0))
+
+
+async def status_of(peers: PeerClient, job_id: str, node_id: str) -> dict[str, Any] | None:
+    """What this agent tells of the job, None without an answer."""
+    try:
+        return await peers.status(job_id, node_id)
+    except PeerUnreachable:
+        return None
+
+
+async def _highest(peers: PeerClient, job_id: str, name: str) -> tuple[str, int | None]:
+    """The number that this agent tells; None without an answer. One that tells none knows of none."""
+    answer = await status_of(peers, job_id, name)
+    if answer is None:
+        return name, None
+    found = answer.get(HIGHEST_FIELD)
+    return name, found if type(found) is int and 0 <= found <= GENERATION_MAX else 0
