@@ -26,10 +26,10 @@ from agent.driver.rank_host import STOP_GRACE_S, RankHost
 from agent.driver.spare_store import KEPT_BY, SpareStore
 from agent.journal import JournalError, Table
 from agent.link.step_leases import StepLeases, answered_ago, lease_for
+from agent.peer.asking import HIGHEST_FIELD, ask_others, status_of
 from agent.peer.deaths import Deaths
 from agent.peer.peer_server import PeerRefused
 from agent.peer.probe import Probes, Reached, answer_of
-from agent.peer.reach import HIGHEST_FIELD, ask_others, status_of
 from agent.protocol.peer import (
     DeathBody,
     Envelope,

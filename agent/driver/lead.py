@@ -28,7 +28,7 @@ from agent.driver.planning import (
 )
 from agent.driver.progress import Amendment, LostTime, Progress, first_mirror, learned_from, state_of_end
 from agent.journal import Table
-from agent.peer.reach import Heard
+from agent.peer.asking import Heard
 from agent.peer.unreached import cut_off, lost_members, started_again
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffDeclined, HandoffMirror, HandoffOrder, JobOrder

@@ -10,7 +10,7 @@ from agent.driver.lead import Lead, Leaving
 from agent.driver.node_context import Node
 from agent.driver.planning import Pulse
 from agent.notices.warning_budget import warning_budget
-from agent.peer.reach import Heard
+from agent.peer.asking import Heard
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffDeclined, HandoffMirror, JobOrder, Provider
 from agent.supervisor.records import StoreKey

@@ -11,7 +11,7 @@ import pytest
 
 from agent.driver.job_driver import JobDriver
 from agent.driver.lifecycle import Births
-from agent.peer.reach import HIGHEST_FIELD, Heard
+from agent.peer.asking import HIGHEST_FIELD, Heard
 from agent.protocol.rank import Checkpointed
 from agent.protocol.sync import JobOrder
 from agent.supervisor.process import ProcessIdentity

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
+from agent.peer.asking import ASKED_MAX, HIGHEST_FIELD, Heard, ask_others
 from agent.peer.peer_client import PeerClient, PeerUnreachable
-from agent.peer.reach import ASKED_MAX, HIGHEST_FIELD, Heard, ask_others
 from liver_core.layout.limits import GENERATION_MAX
 from tests.agent import virtual_time
 
