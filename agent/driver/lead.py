@@ -28,7 +28,7 @@ from agent.driver.planning import (
 )
 from agent.driver.progress import Amendment, LostTime, Progress, first_mirror, learned_from, state_of_end
 from agent.journal import Table
-from agent.peer.asking import Heard
+from agent.peer.asking import PeersHeard
 from agent.peer.unreached import cut_off, lost_members, started_again
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffDeclined, HandoffMirror, HandoffOrder, JobOrder
@@ -97,7 +97,7 @@ class Lead:
         send_order: Callable[[Member, Order], Awaitable[None]],
         post: Callable[[Callable[[], Awaitable[None]]], None],
         pulse: Callable[[], Pulse],
-        ask: Callable[[Collection[str]], Awaitable[Heard]],
+        ask: Callable[[Collection[str]], Awaitable[PeersHeard]],
         uses_store: Callable[[int], None] = lambda generation: None,
         seen: Callable[[], int] = lambda: 0,
     ) -> None:

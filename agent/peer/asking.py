@@ -21,7 +21,7 @@ HIGHEST_FIELD = "highest_generation"
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class PeersHeard:
     """What the others answered. `too_few`: why this node may be the one that is cut off, empty if enough answered.
     `highest`: the greatest number that those who answered have seen used; 0 where none was asked."""
 
@@ -29,12 +29,12 @@ class Heard:
     highest: int = 0
 
 
-async def ask_others(peers: PeerClient, job_id: str, own: str, nodes: Collection[str]) -> Heard:
+async def ask_others(peers: PeerClient, job_id: str, own: str, nodes: Collection[str]) -> PeersHeard:
     """Ask the agents of these nodes of the job. It takes as long as the answers that are needed; where too few come, as
     long as `peers` waits for one."""
     others = sorted(set(nodes) - {own})
     if len(others) < 2:
-        return Heard()
+        return PeersHeard()
     asked = random.sample(others, min(ASKED_MAX, len(others)))
     waiting = [asyncio.create_task(_highest(peers, job_id, name)) for name in asked]
     needed, answers = (len(asked) + 1) // 2, dict[str, int]()
@@ -44,14 +44,14 @@ async def ask_others(peers: PeerClient, job_id: str, own: str, nodes: Collection
             if highest is not None:
                 answers[name] = highest
             if len(answers) >= needed:
-                return Heard(highest=max(answers.values()))
+                return PeersHeard(highest=max(answers.values()))
     finally:
         for task in waiting:
             task.cancel()
     missed = sorted(set(asked) - set(answers))
     more = f" and {len(missed) - NAMED_MAX} more" if len(missed) > NAMED_MAX else ""
     names = f"{', '.join(missed[:NAMED_MAX])}{more}"
-    return Heard(f"{own} may be cut off: no answer from {names}", max(answers.values(), default=0))
+    return PeersHeard(f"{own} may be cut off: no answer from {names}", max(answers.values(), default=0))
 
 
 async def status_of(peers: PeerClient, job_id: str, node_id: str) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from agent.driver.lead import Lead, Leaving
 from agent.driver.node_context import Node
 from agent.driver.planning import Pulse
 from agent.notices.warning_budget import warning_budget
-from agent.peer.asking import Heard
+from agent.peer.asking import PeersHeard
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffDeclined, HandoffMirror, JobOrder, Provider
 from agent.supervisor.records import StoreKey
@@ -67,7 +67,7 @@ class Scene:
         self.order = order
         self.now = START_S
         self.pulse = Pulse(100, 0.1, 0.5, 90)
-        self.heard = Heard()  # What the other nodes answer before a handoff is opened.
+        self.heard = PeersHeard()  # What the other nodes answer before a handoff is opened.
         self.journal = journal or Journal()
         self.stores = Stores()
         self.mirrors: list[HandoffMirror] = []
@@ -105,7 +105,7 @@ class Scene:
             ask=self._ask,
         )
 
-    async def _ask(self, nodes: Collection[str]) -> Heard:
+    async def _ask(self, nodes: Collection[str]) -> PeersHeard:
         assert set(nodes) == set(FOUR)
         return self.heard
 

@@ -11,7 +11,7 @@ import pytest
 
 from agent.driver.job_driver import JobDriver
 from agent.driver.lifecycle import Births
-from agent.peer.asking import HIGHEST_FIELD, Heard
+from agent.peer.asking import HIGHEST_FIELD, PeersHeard
 from agent.protocol.rank import Checkpointed
 from agent.protocol.sync import JobOrder
 from agent.supervisor.process import ProcessIdentity
@@ -53,13 +53,13 @@ def test_a_lead_that_may_be_cut_off_opens_nothing_takes_no_number_and_says_so_on
 ) -> None:
     async def scenario() -> None:
         scene = LeadScene(order)
-        scene.heard = Heard(too_few="a may be cut off: no answer from b, c, d")
+        scene.heard = PeersHeard(too_few="a may be cut off: no answer from b, c, d")
         for _ in range(3):
             await scene.notice(60.0, "b")
             assert (scene.lead.open_id, scene.stores.asked, scene.sent, scene.mirrors) == ("", [], [], [])
         assert scene.lead.status == "no handoff could be opened: a may be cut off: no answer from b, c, d"
         assert [record.message for record in caplog.records] == [f"job {JOB_ID}: {scene.lead.status}"]
-        scene.heard = Heard()
+        scene.heard = PeersHeard()
         await scene.notice(60.0, "b")
         assert {sent.generation for _, sent in scene.sent} == {2}
 
@@ -70,7 +70,7 @@ def test_a_lead_that_may_be_cut_off_opens_nothing_takes_no_number_and_says_so_on
 def test_a_lead_that_was_cut_off_takes_no_number_that_another_lead_used_meanwhile(order: JobOrder) -> None:
     async def scenario() -> None:
         scene = LeadScene(order)
-        scene.heard = Heard(highest=3)
+        scene.heard = PeersHeard(highest=3)
         await scene.notice(60.0, "b")
         assert (scene.lead.open_id, scene.stores.asked) == ("", [])
         assert scene.lead.status == "no handoff could be opened: another node knows of a generation 3"

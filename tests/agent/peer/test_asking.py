@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from agent.peer.asking import ASKED_MAX, HIGHEST_FIELD, Heard, ask_others
+from agent.peer.asking import ASKED_MAX, HIGHEST_FIELD, PeersHeard, ask_others
 from agent.peer.peer_client import PeerClient, PeerUnreachable
 from liver_core.layout.limits import GENERATION_MAX
 from tests.agent import virtual_time
@@ -30,10 +30,10 @@ class Peers:
         return answer
 
 
-def ask(**answers: dict[str, Any] | None) -> tuple[Heard, float, Peers]:
+def ask(**answers: dict[str, Any] | None) -> tuple[PeersHeard, float, Peers]:
     """What node a hears, after how long."""
 
-    async def scenario() -> tuple[Heard, float, Peers]:
+    async def scenario() -> tuple[PeersHeard, float, Peers]:
         peers, loop = Peers(**answers), asyncio.get_running_loop()
         began = loop.time()
         heard = await ask_others(cast(PeerClient, peers), "job", "a", ("a", *answers))
@@ -47,8 +47,8 @@ def knows(highest: Any) -> dict[str, Any]:
 
 
 def test_whoever_hears_more_than_half_of_the_nodes_is_not_cut_off_and_waits_for_no_more() -> None:
-    assert ask(b=knows(4), c=None)[:2] == (Heard(highest=4), 0.0)
-    assert ask(b=knows(4), c=knows(5), d=None, e=None)[:2] == (Heard(highest=5), 0.0)
+    assert ask(b=knows(4), c=None)[:2] == (PeersHeard(highest=4), 0.0)
+    assert ask(b=knows(4), c=knows(5), d=None, e=None)[:2] == (PeersHeard(highest=5), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_whoever_hears_no_more_than_half_may_be_cut_off(answers: dict[str, Any],
 def test_of_two_nodes_nobody_can_tell_and_nobody_is_asked() -> None:
     for answers in ({"b": None}, {}):
         heard, took_s, peers = ask(**answers)
-        assert (heard, took_s, peers.asked) == (Heard(), 0.0, [])
+        assert (heard, took_s, peers.asked) == (PeersHeard(), 0.0, [])
 
 
 def test_of_many_a_few_are_asked() -> None:
@@ -79,5 +79,5 @@ def test_of_many_a_few_are_asked() -> None:
 
 @pytest.mark.parametrize("told", [None, "7", True, -1, GENERATION_MAX + 1, 1.5])
 def test_a_number_that_is_none_is_not_believed(told: Any) -> None:
-    assert ask(b=knows(told), c=knows(told))[0] == Heard()
-    assert ask(b={}, c={})[0] == Heard()
+    assert ask(b=knows(told), c=knows(told))[0] == PeersHeard()
+    assert ask(b={}, c={})[0] == PeersHeard()
