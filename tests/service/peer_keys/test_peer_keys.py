@@ -214,7 +214,8 @@ def test_a_person_may_have_a_key_changed_at_once_and_is_told_whom_the_change_wai
         b.sync()
     assert keys.tick(context) == 1
     with context.sessions() as session:
-        roles = session.execute(select(AuditRow.role, AuditRow.action).where(AuditRow.action.like("%job_key"))).all()
+        asked = select(AuditRow.role, AuditRow.action).where(AuditRow.action.like("%job_key"))
+        roles = session.execute(asked.order_by(AuditRow.audit_id)).all()
     assert [tuple(row) for row in roles] == [("operator", "rotate_job_key"), ("service", "drop_job_key")]
     viewer = client.post("/api/v1/tokens", json={"role": "viewer", "name": "v"}, headers=bearer(settings, "admin"))
     headers = {"Authorization": f"Bearer {viewer.json()['token']}"}
