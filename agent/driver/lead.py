@@ -165,11 +165,12 @@ class Lead:
         return handoff_id == self.open_id or handoff_id in ended
 
     async def answer_loss(
-        self, order: JobOrder, active: Roster, leaving: Leaving, *, barred: frozenset[str] = frozenset()
+        self, order: JobOrder, active: Roster, leaving: Leaving, *, barred: Collection[str] = (), in_touch: bool = False
     ) -> Intent | Wait | NoPlan | None:
         """Nodes will go: open a handoff without them, or amend or end the open one that does not answer all of them.
-        `barred`: nodes that no plan may take. Returns what was found, None where none is looked for now."""
-        nodes, self._barred = frozenset(leaving), barred
+        `barred`: nodes that no plan may take. `in_touch`: another node has just asked this one to lead. Returns what
+        was found, None where none is looked for now."""
+        nodes, self._barred = frozenset(leaving), frozenset(barred)
         if self._opening is not None or self._node.now() < self._retry_at:
             return None
         if self._proposer.state is not ProposerState.IDLE:
@@ -178,7 +179,8 @@ class Lead:
             return None
         wanted = self._plan(order, active, leaving)
         if isinstance(wanted, Intent):
-            self._open(order, wanted)
+            # Others are asked whether they are there, but for the first attempt, of which every millisecond counts.
+            self._open(order, wanted, asks=not in_touch or self._failures > 0)
         return wanted
 
     async def answer_proposal(self, order: JobOrder, active: Roster, wanted: HandoffOrder) -> None:
@@ -360,7 +362,7 @@ class Lead:
             # Too late to take it back: the notice becomes the next handoff, at the first boundary of the next world.
             self.progress.superseded = False
 
-    def _open(self, order: JobOrder, wanted: Intent) -> str:
+    def _open(self, order: JobOrder, wanted: Intent, *, asks: bool = True) -> str:
         """Choose the rung; where it is a live one, have a store first, then open. Returns why not, empty if so."""
         inputs = self._ladder(order, wanted)
         choice, costs = choose_by(order.spec.prefer, inputs, self.mirrors.costs)
@@ -375,7 +377,7 @@ class Lead:
             self._say(generation)
             return generation
         self._proposer.record = replace(self._proposer.record, highest_generation=generation - 1)
-        self._opening = (intent, asyncio.create_task(self._prepare(intent, generation)))
+        self._opening = (intent, asyncio.create_task(self._prepare(intent, generation, asks=asks)))
         return ""
 
     def _ladder(self, order: JobOrder, wanted: Intent) -> LadderInputs:
@@ -383,9 +385,9 @@ class Lead:
         where = (order, wanted.source, wanted.plan, wanted.leaving, left_s)
         return ladder_inputs(*where, pulse=self._pulse(), learned=self._learned)
 
-    async def _prepare(self, intent: Intent, generation: int) -> None:
+    async def _prepare(self, intent: Intent, generation: int, *, asks: bool) -> None:
         """Hear whether others are there and know of greater numbers, and have a store."""
-        heard = await self._ask(intent.source.node_ids())
+        heard = await self._ask(intent.source.node_ids()) if asks else PeersHeard()
         if heard.too_few or heard.highest >= generation:
             why = heard.too_few or f"another node knows of a generation {heard.highest}"
             return self._post(lambda: self._give_up(why, heard.highest))

@@ -25,6 +25,8 @@ from liver_core.layout import Roster
 FORWARD_AGAIN_S, FORWARD_PATIENCE_S = 2.0, 5.0
 """How soon a notice is forwarded again, and how long one candidate is given to make something of it."""
 LEAD_TURN_S = 3.0
+IN_TOUCH_S = 2.0
+"""Whoever was asked to lead by another node since then is not cut off."""
 TOLD_MAX = 64
 WITHDRAWAL_ATTEMPTS = 3
 _log = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ class NoticeResponse:
         self._pulse = pulse
         self._notices = Notices()
         self._asked_to_lead = False
+        self._asked_at = float("-inf")
         self._forwarding: asyncio.Task[None] | None = None
         self._forwarded_at = float("-inf")
         self._skip: dict[str, float] = {}
@@ -57,7 +60,8 @@ class NoticeResponse:
         """Remember it. `asked_to_lead`: a peer says so because it is this node's turn. Advice moves nobody."""
         if fact.kind not in TAKES_THE_NODE:
             return
-        self._asked_to_lead = self._asked_to_lead or (asked_to_lead and fact.withdrawn_utc is None)
+        if asked_to_lead and fact.withdrawn_utc is None:
+            self._asked_to_lead, self._asked_at = True, self._node.now()
         notice = self._notices.take(fact)
         if notice is None:
             return
@@ -124,7 +128,8 @@ class NoticeResponse:
             promised = self._slots.promised_order()
             if promised is not None and promised.proposer_id != own and self._lead.is_idle:
                 return  # Somebody else leads a handoff here; a next one can only follow it.
-            found = await self._lead.answer_loss(order, active, self._moments(leaving), barred=self._barred(active))
+            how = {"barred": self._barred(active), "in_touch": self._node.now() - self._asked_at <= IN_TOUCH_S}
+            found = await self._lead.answer_loss(order, active, self._moments(leaving), **how)
             if isinstance(found, NoPlan):
                 await self._suspend_alone(order, active, leaving, found.reason)
             elif isinstance(found, Intent):

@@ -67,7 +67,8 @@ class Scene:
         self.order = order
         self.now = START_S
         self.pulse = Pulse(100, 0.1, 0.5, 90)
-        self.heard = PeersHeard()  # What the other nodes answer before a handoff is opened.
+        self.heard = PeersHeard()  # What the other nodes answer before a handoff is opened, to so many questions.
+        self.questions = 0
         self.journal = journal or Journal()
         self.stores = Stores()
         self.mirrors: list[HandoffMirror] = []
@@ -107,15 +108,16 @@ class Scene:
 
     async def _ask(self, nodes: Collection[str]) -> PeersHeard:
         assert set(nodes) == set(FOUR)
+        self.questions += 1
         return self.heard
 
     async def _send(self, member: Member, order: Order) -> None:
         self.sent.append((member, order))
 
-    async def notice(self, ends_in_s: float, *nodes: str) -> None:
+    async def notice(self, ends_in_s: float, *nodes: str, in_touch: bool = False) -> None:
         """These nodes will go."""
         leaving: Leaving = dict.fromkeys(nodes, (self.now, START_S + ends_in_s))
-        await self.lead.answer_loss(self.order, ACTIVE, leaving)
+        await self.lead.answer_loss(self.order, ACTIVE, leaving, in_touch=in_touch)
         if self.lead.open_id and self.state is ProposerState.IDLE:
             opened = await asyncio.wait_for(self.posted.get(), timeout=10.0)
             await opened()

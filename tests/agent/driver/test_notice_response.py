@@ -14,7 +14,13 @@ import pytest
 from agent.driver.job_driver import TICK_S, JobDriver
 from agent.driver.lead import Lead, Leaving
 from agent.driver.node_context import Node
-from agent.driver.notice_response import FORWARD_AGAIN_S, FORWARD_PATIENCE_S, LEAD_TURN_S, NoticeResponse
+from agent.driver.notice_response import (
+    FORWARD_AGAIN_S,
+    FORWARD_PATIENCE_S,
+    IN_TOUCH_S,
+    LEAD_TURN_S,
+    NoticeResponse,
+)
 from agent.driver.participants import JobSlots
 from agent.driver.planning import NoPlan, Pulse, Wait
 from agent.link.lone_suspension import LoneSuspension
@@ -42,13 +48,17 @@ class LeadRecord:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.is_idle = True
         self.asked: list[tuple[float, Leaving, frozenset[str]]] = []
+        self.in_touch: list[bool] = []
         self.opened: list[UUID] = []
         self.waits: list[str] = []
         self.finds: Any = None
         self._clock = clock
 
-    async def answer_loss(self, order: JobOrder, active: Roster, leaving: Leaving, *, barred: frozenset[str]) -> Any:
+    async def answer_loss(
+        self, order: JobOrder, active: Roster, leaving: Leaving, *, barred: frozenset[str], in_touch: bool
+    ) -> Any:
         self.asked.append((self._clock(), leaving, barred))
+        self.in_touch.append(in_touch)
         return self.finds
 
     async def answer_proposal(self, order: JobOrder, active: Roster, wanted: HandoffOrder) -> None:
@@ -264,6 +274,20 @@ def proposal(cause: HandoffCause, *nodes: str, leaving: tuple[str, ...] = ()) ->
 @pytest.fixture
 def order(tmp_path: Path) -> JobOrder:
     return StubService(fake_job(tmp_path), FOUR).order()
+
+
+def test_who_has_just_been_asked_to_lead_by_another_node_is_in_touch_with_it(order: JobOrder) -> None:
+    async def scenario() -> None:
+        scene = Scene(order)
+        await scene.hear(notice("d"))
+        await scene.hear(notice("d", 59.0), asked_to_lead=True)
+        scene.now += IN_TOUCH_S
+        await scene.leaving()
+        scene.now += 0.1
+        await scene.leaving()
+        assert scene.lead.in_touch == [False, True, True, False]
+
+    asyncio.run(scenario())
 
 
 def test_a_notice_is_answered_when_it_is_heard_and_not_at_the_next_tick(order: JobOrder) -> None:

@@ -17,8 +17,10 @@ from agent.protocol.sync import JobOrder
 from agent.supervisor.process import ProcessIdentity
 from agent.supervisor.records import RankRecord, RankState, StoreKey
 from agent.supervisor.watchdog import RankPulse
-from liver_core.handoff import ParticipantRecord, ProposerRecord, StoreAddress
-from tests.agent.driver.lead_scene import ACTIVE, FOUR
+from liver_core.handoff import ParticipantRecord, ProposerRecord, Reason, StoreAddress
+from liver_core.handoff.participant_events import RankStage
+from liver_core.handoff.proposer import ProposerState
+from tests.agent.driver.lead_scene import ACTIVE, FOUR, all_say
 from tests.agent.driver.lead_scene import Scene as LeadScene
 from tests.agent.driver.test_notice_response import Scene
 from tests.agent.stub_service import JOB_ID, StubService
@@ -64,6 +66,25 @@ def test_a_lead_that_may_be_cut_off_opens_nothing_takes_no_number_and_says_so_on
         assert {sent.generation for _, sent in scene.sent} == {2}
 
     caplog.set_level(logging.INFO, "agent.driver.lead")
+    asyncio.run(scenario())
+
+
+def test_a_lead_asks_others_but_for_the_first_attempt_that_another_node_has_just_asked_for(order: JobOrder) -> None:
+    async def scenario() -> None:
+        scene = LeadScene(order)
+        await scene.notice(60.0, "b", in_touch=True)
+        assert (scene.questions, {sent.generation for _, sent in scene.sent}) == (0, {2})
+        await scene.lead.cancel(Reason("the store died", "store"))
+        await all_say(scene, RankStage.ABORTED)
+        assert scene.state is ProposerState.IDLE
+        scene.now += 10.0
+        scene.heard, scene.sent = PeersHeard(too_few="a may be cut off"), []
+        await scene.notice(60.0, "b", in_touch=True)
+        assert (scene.questions, scene.sent) == (1, []), "an attempt failed: it may be cut off since"
+        scene.heard = PeersHeard()
+        await scene.notice(60.0, "b")
+        assert (scene.questions, {sent.generation for _, sent in scene.sent}) == (2, {3})
+
     asyncio.run(scenario())
 
 
