@@ -254,7 +254,8 @@ class ServiceLink:
             if state is LinkState.CONNECTED:
                 _log.info("the service at %s is connected", self._client.base_url)
             else:
-                _log.warning("the service at %s is %s, retrying: %s", self._client.base_url, state, reason)
+                how = "refuses this agent" if state is LinkState.REFUSED else "is away"
+                _log.warning("the service at %s %s; trying again: %s", self._client.base_url, how, reason)
         self.state, self.reason = state, reason
 
     def _backoff_s(self) -> float:
