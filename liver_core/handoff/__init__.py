@@ -7,6 +7,7 @@ process hosts which machine. Events and effects that share a name live in the mo
 from liver_core.handoff.cutover import Cutover
 from liver_core.handoff.ladder import LadderInputs, RungChoice, choose_rung
 from liver_core.handoff.messages import (
+    OUT_OF_TIME,
     PROTOCOL_VERSION,
     CutoverDeadlines,
     Decision,
@@ -44,6 +45,7 @@ from liver_core.handoff.rung_costs import CostParts, MeasuredCost, Prefer, RungC
 from liver_core.layout import MessageError
 
 __all__ = [
+    "OUT_OF_TIME",
     "PROTOCOL_VERSION",
     "Agreement",
     "BoundaryPhase",

@@ -184,6 +184,10 @@ class FailureCause:
     newer_start: Generation | None = None
 
 
+OUT_OF_TIME = "out of time"
+"""The phase of the reason where a deadline passed and nobody had failed or was behind: the time was too short."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reason:
     """Why: which rank, in which phase, at which tile, and a sentence. `rank` is None when no one is to blame. `node`:

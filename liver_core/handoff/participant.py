@@ -488,7 +488,7 @@ class Participant(RecordKeeper):
             reason = self.record.reason or self._because("abort", "aborted")
             return (AbortRank(promise.handoff_id, reason), self._report(now))
         if self.state in BEFORE_BOUNDARY and now > order.boundary_by(self.member):
-            return self._abort(self._because(self.state, "timed out: the deadline passed before the boundary"), now)
+            return self._abort(self._late(), now)
         if self.state is ParticipantState.WITHDRAWING:
             self._tag_heard = True  # A rank that never got permission never reports READY, so do not wait for it.
             return (ClearReadyTag(promise.handoff_id), self._report(now))

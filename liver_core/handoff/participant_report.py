@@ -2,7 +2,17 @@
 
 from dataclasses import dataclass, replace
 
-from liver_core.handoff.messages import Decision, HandoffId, Order, Promise, Reason, Report, Stage, WorldStage
+from liver_core.handoff.messages import (
+    OUT_OF_TIME,
+    Decision,
+    HandoffId,
+    Order,
+    Promise,
+    Reason,
+    Report,
+    Stage,
+    WorldStage,
+)
 from liver_core.handoff.participant_events import (
     ENDED_MAX,
     EndedHandoff,
@@ -161,3 +171,9 @@ class RecordKeeper:
     def _because(self, phase: str, text: str) -> Reason:
         world = self.record.active or (self.record.order.target if self.record.order is not None else None)
         return Reason(text, phase, rank=None if world is None else world.rank_of(self.member))
+
+    def _late(self) -> Reason:
+        """Why the deadline passed before the boundary. A member that was ready just waited for it."""
+        text = "the deadline passed before the boundary"
+        is_ready = STAGE_OF_STATE[self.state] is Stage.READY
+        return Reason(text, OUT_OF_TIME) if is_ready else self._because(self.state, f"timed out: {text}")

@@ -326,11 +326,13 @@ class Proposer:
             return (*self._enter(now), *self._progress_switched(now))
         reason = self.record.reason or Reason("aborted", "abort")
         if self.tally.all_dropped():
-            return self._finish(self.tally.dropped_stage(), reason, now)
+            stage = self.tally.dropped_stage()
+            return self._finish(stage, self.tally.reason_of_the_end(stage, reason), now)
         if now > max(self._since, self._last_moment if self.tally.boundary_passed() else 0.0) + GIVE_UP_S:
             stage = Stage.BROKEN if self.tally.boundary_passed() else self.tally.dropped_stage()
             silent = self.tally.silent_reason("abort", reason.text)
-            return self._finish(stage, replace(reason, text=silent.text), now)
+            told = replace(self.tally.reason_of_the_end(stage, reason), text=silent.text)
+            return self._finish(stage, told, now)
         return ()
 
     def _abort(self, reason: Reason, now: float) -> Effects:

@@ -6,7 +6,7 @@ reordered report can make an answer late but never wrong.
 
 from dataclasses import replace
 
-from liver_core.handoff.messages import Decision, Phase, Reason, Report, Rung, Stage
+from liver_core.handoff.messages import OUT_OF_TIME, Decision, Phase, Reason, Report, Rung, Stage
 from liver_core.handoff.proposer_events import Proposal
 from liver_core.layout import Member
 
@@ -142,23 +142,38 @@ class Tally:
         trains_on = self.decision() is Decision.NO_GO and not broken & self._source_ranks.keys()
         return Stage.ABORTED if trains_on else Stage.BROKEN
 
+    def reason_of_the_end(self, stage: Stage, reason: Reason) -> Reason:
+        """`reason`, for which the handoff was aborted. Where that is the time alone, and the old world ended all the
+        same, it is that of the rank that broke, or names the one that has not said how it ended."""
+        if stage is not Stage.BROKEN or reason.phase != OUT_OF_TIME:
+            return reason
+        for member in self.members:
+            report = self._reports.get(member)
+            if report is not None and report.stage is Stage.BROKEN:
+                said = report.reason or reason
+                return self._blame(member, replace(said, phase="abort") if said.phase == OUT_OF_TIME else said)
+        silent = next((member for member in self.members if not self._has_dropped(member)), self.members[0])
+        return self._blame(silent, replace(reason, phase="abort"))
+
     def silent_reason(self, phase: str, text: str) -> Reason:
         """A reason that names the first participant that is lost, or else for which the others wait. Where the
-        proposer's host did not hear the others for a while, it says that of those that are just silent."""
+        proposer's host did not hear the others for a while, it says that of those that are just silent. It names
+        nobody where nobody is behind."""
+        waited_for = (*_WAITED_FOR, Stage.READY) if self.boundary_passed() else _WAITED_FOR
         for member, lost in self._lost.items():
             return self._blame(member, Reason(f"{text}; {lost.text}", phase, cause=lost.cause))
         for member in self.members:
             report = self._reports.get(member)
             if report is None and self.hindrance is None:
                 return self._blame(member, Reason(f"{text}; {member.node_id}/{member.slot} never reported", phase))
-            if report is not None and report.stage in _WAITED_FOR:
+            if report is not None and report.stage in waited_for:
                 said = f"{member.node_id}/{member.slot} is {report.stage}"
                 return self._blame(member, Reason(f"{text}; {said}", phase))
         if self.hindrance is not None:
             own = next((member for member in self.members if member.node_id == self.hindrance.node), None)
             reason = replace(self.hindrance, text=f"{text}; {self.hindrance.text}", phase=phase)
             return reason if own is None else self._blame(own, reason)
-        return self._blame(self.members[0], Reason(text, phase))
+        return Reason(text, OUT_OF_TIME)
 
     def _shows(self, member: Member, phase: Phase, plan_revision: int) -> bool:
         report = self._reports.get(member)
@@ -206,7 +221,10 @@ class Tally:
         return report is not None and not self._is_ours(report) and report.stage in (*_SWITCHED, Stage.BROKEN)
 
     def _blame(self, member: Member, reason: Reason) -> Reason:
-        """The same reason with the member's node and rank, in the source world if it has one there."""
+        """The same reason with the member's node and rank, in the source world if it has one there. Unchanged where
+        the member says that only the time was too short."""
+        if reason.phase == OUT_OF_TIME:
+            return reason
         own = self._source_ranks.get(member), self._target_ranks.get(member)
         rank = next((each for each in own if each is not None), None) if reason.rank is None else reason.rank
         # What it says of another rank does not tell where that one is.

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from liver_core.device import DeviceWait, settle
 from liver_core.device.rank_device import own_device
 from liver_core.device.threads import background
-from liver_core.handoff.messages import FailureCause, Order, PreparePhase, RankStage, Reason, Rung
+from liver_core.handoff.messages import OUT_OF_TIME, FailureCause, Order, PreparePhase, RankStage, Reason, Rung
 from liver_core.handoff.ready_tag import (
     NOTHING_WANTED,
     Agreement,
@@ -322,7 +322,7 @@ class PendingHandoff:
                 reason = self._requests.aborts.get(request.handoff_id)
                 left_s = request.boundary_by(self._member) - utc_now()
                 if reason is None and left_s <= 0:
-                    reason = self._reason(request, "ready", "no permission before the deadline")
+                    reason = Reason("no permission before the deadline", OUT_OF_TIME)
                 if reason is None:
                     self._requests.changed.wait(min(0.5, max(0.01, left_s)))
         self.drop(reason)

@@ -27,6 +27,7 @@ from service.jobs.causes import (
     end_of,
     first_of,
     said_of,
+    stood_in_the_way,
     stopped_among,
 )
 from service.jobs.operations import Birth, activate, add_generation, burn, set_state
@@ -214,7 +215,8 @@ def _first_cause(session: Session, mirror: HandoffMirror) -> FirstCause | None:
         ended.append(known)  # The world has ended meanwhile, and its ranks are not reported any more.
     complain = {node_id for node_id, _ in failed}
     away = [node.node_id for node in nodes if node.state != NodeState.READY and node.node_id not in complain]
-    return behind(first_of((*ended, told)), away, stopped_among(ranks))
+    found, stopped = first_of((*ended, told)), stopped_among(ranks)
+    return stood_in_the_way(mirror.reason, away, stopped) if found is None else behind(found, away, stopped)
 
 
 def _claim_number(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> str | None:

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from agent.protocol.process_end import STOPPED, ProcessEnd
-from liver_core.handoff import FailedPart, FailureCause, Reason
+from liver_core.handoff import OUT_OF_TIME, FailedPart, FailureCause, Reason
 from liver_core.handoff.refusals import REFUSED
 from liver_core.layout.limits import fitting
 from liver_core.layout.roster import Roster
@@ -129,6 +129,17 @@ def behind(cause: FirstCause | None, away: Sequence[str], others: Sequence[tuple
     if len(away) == 1:
         return FirstCause(FailedPart.NODE, away[0], step=cause.step)
     return FirstCause(FailedPart.RANK, *others[0], step=cause.step) if len(others) == 1 else cause
+
+
+def stood_in_the_way(
+    reason: Reason | None, away: Sequence[str], others: Sequence[tuple[str, int]]
+) -> FirstCause | None:
+    """What an attempt waited for that only ran out of time, as `behind` tells: None where all its nodes are heard and
+    all its ranks go on, and where it ended of something else."""
+    if reason is None or reason.phase != OUT_OF_TIME:
+        return None
+    found = behind(FirstCause(FailedPart.PEER), away, others)
+    return None if found is None or found.is_felt else found
 
 
 def ran_out(leaving: Iterable[tuple[str, datetime | None]], now: datetime) -> list[str]:

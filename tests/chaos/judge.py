@@ -13,6 +13,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
+from liver_core.handoff import OUT_OF_TIME
 from tests.chaos.facts import Facts
 from tests.cluster.undisturbed import undisturbed_samples
 
@@ -202,7 +203,8 @@ def _reasons(facts: Facts) -> list[Told]:
     since = min((item["at_utc"] for item in facts.struck if item["at_utc"] is not None), default=float("inf"))
     found = []
     for row in facts.handoffs:
-        if row["state"] in ("aborted", "broken") and not row["superseded"] and not _is_withdrawn(row):
+        ended = row["state"] in ("aborted", "broken") and not row["superseded"]
+        if ended and not _is_withdrawn(row) and not _is_only_late(row, facts):
             detail = row["reason_detail"] or {}
             where = f"rank {detail['rank']}: " if detail.get("rank") is not None else ""
             found.append(Told(_seconds(row["changed_at"]), where + row["reason"], row.get("ended_by")))
@@ -229,6 +231,16 @@ def _is_withdrawn(row: dict[str, Any]) -> bool:
     declined = detail.get("phase") == "declined"
     unopened = declined or row["reason"].startswith(("not opened yet", "no agent opened it"))
     return row["generation"] is None and unopened
+
+
+def _is_only_late(row: dict[str, Any], facts: Facts) -> bool:
+    """An attempt that names nobody, since its deadline passed while the job trained on: it had made a step after all
+    that was struck by then was over."""
+    if row["ended_by"] is not None or (row["reason_detail"] or {}).get("phase") != OUT_OF_TIME:
+        return False
+    at = _seconds(row["changed_at"]) - (facts.triggered_utc - facts.triggered_at)
+    before = [item["until"] or item["at"] for item in facts.struck if item["at"] is not None and item["at"] < at]
+    return bool(before) and any(line["event"] == "applied" and max(before) < line["at"] < at for line in facts.trail)
 
 
 def _is_planned(told: Told) -> bool:

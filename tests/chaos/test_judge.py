@@ -166,6 +166,18 @@ def test_an_attempt_that_the_end_of_the_trial_came_upon_has_not_failed():
     assert record_of(made) == record_of(facts())
 
 
+@pytest.mark.parametrize(
+    ("until", "phase", "is_late"),
+    [(108.5, "out of time", True), (109.5, "out of time", False), (108.5, "ready", False)],
+)
+def test_an_attempt_that_only_ran_out_of_time_while_the_job_trained_on_has_not_failed(until, phase, is_late):
+    made = facts(struck=[struck("agent", node="node-3", until=until)], job={"state": "stopped", "lost_steps": 0})
+    detail = {"phase": phase, "rank": None}
+    late = {"state": "aborted", "superseded": False, "generation": 3, "reason_detail": detail, "ended_by": None}
+    made.handoffs.append(late | {"changed_at": utc(109.2), "reason": "the deadline passed before the boundary"})
+    assert record_of(made)["reason_names_killed"] is (None if is_late else False)
+
+
 def test_a_step_made_as_its_node_was_taken_away_may_not_have_been_reported():
     made = facts()
     line = next(line for line in made.trail if line["event"] == "applied")

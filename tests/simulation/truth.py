@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from liver_core.handoff import Decision, Order, Phase, Report, Rung, Stage
+from liver_core.handoff import OUT_OF_TIME, Decision, Order, Phase, Report, Rung, Stage
 from liver_core.handoff.generations import start_of
 from liver_core.handoff.participant_events import ParticipantRecord, RankStage
 from liver_core.handoff.proposer_events import HandoffEnded, ProposerRecord
@@ -316,7 +316,7 @@ class Truth:
             raise Violation(f"left before the decision was read: {rank} in {handoff_id}")
 
     def handoff_ended(self, ended: HandoffEnded) -> None:
-        """H7: an ending names what, where and why."""
+        """H7: an ending names what, where and why. Nobody is named where only the time was too short."""
         self.ended.append(ended)
         if ended.stage not in (Stage.ACTIVE, Stage.ABORTED, Stage.BROKEN):
             raise Violation(f"H7: {ended.handoff_id} ended {ended.stage}")
@@ -324,7 +324,8 @@ class Truth:
         if reason.phase == "stream":
             self.stream_failures[self.parents[ended.handoff_id]] = reason.text
         asked_for = ended.stage is Stage.ACTIVE or reason.phase in ("supersede", "amend")
-        anonymous = reason.rank is None and not asked_for
+        late = ended.stage is Stage.ABORTED and reason.phase == OUT_OF_TIME
+        anonymous = reason.rank is None and not asked_for and not late
         if not reason.text or not reason.phase or anonymous:
             raise Violation(f"H7: {ended.handoff_id} ended {ended.stage} with a reason that names no rank: {reason}")
 

@@ -4,7 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from liver_core.handoff import Decision, FailedPart, FailureCause, ParticipantRecord, Phase, Reason, Rung, Stage
+from liver_core.handoff import (
+    OUT_OF_TIME,
+    Decision,
+    FailedPart,
+    FailureCause,
+    ParticipantRecord,
+    Phase,
+    Reason,
+    Rung,
+    Stage,
+)
 from liver_core.handoff.participant_events import (
     RETIRE_GRACE_S,
     AbortRank,
@@ -198,8 +208,14 @@ def test_the_deadline_aborts_without_the_proposer_until_the_boundary():
     assert machine.handle(Tick(), DEADLINE) == ()
     effects = machine.handle(Tick(), DEADLINE + 1)
     assert kinds(effects) == [Persist, ClearReadyTag, AbortRank, SendReport]
-    assert "deadline passed before the boundary" in effects[3].report.reason.text
+    assert effects[3].report.reason == Reason("the deadline passed before the boundary", OUT_OF_TIME), "it was ready"
     assert participant_in(ParticipantState.CUTTING_OVER).handle(Tick(), DEADLINE + 1) == ()
+
+
+def test_a_member_that_was_not_ready_by_the_deadline_says_so_of_itself():
+    (report,) = reports_in(participant_in(ParticipantState.STREAMING).handle(Tick(), DEADLINE + 1))
+    text = "timed out: the deadline passed before the boundary"
+    assert report.reason == Reason(text, "streaming", report.reason.rank) and report.reason.rank is not None
 
 
 def test_an_abort_is_repeated_to_the_rank_until_it_answers():

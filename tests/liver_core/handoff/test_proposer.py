@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from liver_core.handoff import (
+    OUT_OF_TIME,
     Decision,
     FailedPart,
     FailureCause,
@@ -217,6 +218,35 @@ def test_the_deadline_aborts_and_names_who_was_missing():
     assert machine.record.reason is not None
     assert machine.record.reason.text == "the deadline passed before all were ready; b/0 is preparing"
     assert machine.record.reason.rank == 1
+
+
+def test_a_deadline_that_passes_while_nobody_is_behind_names_nobody():
+    for say in (Tick(), aborted(B, reason=Reason("the deadline passed before the boundary", OUT_OF_TIME))):
+        machine = permitted()
+        feed(machine, say, now=DEADLINE + 1)
+        assert machine.record.reason == Reason("the deadline passed before the boundary", OUT_OF_TIME)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (Reason("the store is gone", "boundary"), Reason("the store is gone", "boundary", 1, node="b")),
+        (Reason("too late", OUT_OF_TIME), Reason("too late", "abort", 1, node="b")),
+        (None, Reason("the deadline passed before the boundary", "abort", 1, node="b")),
+    ],
+)
+def test_an_attempt_that_was_late_and_broke_a_rank_names_that_rank(said: Reason | None, told: Reason):
+    machine = permitted()
+    feed(machine, Tick(), now=DEADLINE + 1)
+    effects = feed(machine, aborted(A), aborted(C), aborted(B, stage=Stage.BROKEN, reason=said))
+    assert (ending(effects).stage, ending(effects).reason) == (Stage.BROKEN, told)
+
+
+def test_who_has_not_come_to_the_boundary_is_named_where_others_are_past_it():
+    machine = permitted()
+    feed(machine, truth(ParticipantState.ACTIVE, A, report_seq=9))
+    effects = feed(machine, Tick(), now=NOW + 1_000)
+    assert ending(effects).reason.text == "no first step was reported; b/0 is ready"
 
 
 def test_when_all_are_active_and_the_leaver_has_left_the_source_world_is_retired():

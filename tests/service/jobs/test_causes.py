@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from agent.protocol.process_end import ProcessEnd
-from liver_core.handoff import FailureCause, Reason
+from liver_core.handoff import OUT_OF_TIME, FailureCause, Reason
 from liver_core.handoff.refusals import REFUSED
 from liver_core.layout import Member, ParallelLayout, Roster
 from service.jobs.causes import (
@@ -17,6 +17,7 @@ from service.jobs.causes import (
     first_of,
     in_words,
     said_of,
+    stood_in_the_way,
 )
 
 OF_ITSELF = FailureCause(FailedPart.RANK, signal="SIGBUS")
@@ -97,6 +98,16 @@ def test_what_ranks_only_felt_is_the_one_node_that_is_not_heard_meanwhile(said, 
 def test_an_attempt_that_was_taken_back_has_no_cause():
     reason = Reason("superseded: d will go too, one plan is made for all", "superseded")
     assert cause_of_attempt(reason, store_node="a") is None
+
+
+def test_an_attempt_that_ran_out_of_time_has_the_cause_that_stood_in_its_way_or_none():
+    late = Reason("the deadline passed before the boundary", OUT_OF_TIME)
+    assert cause_of_attempt(late, store_node="a") is None and stood_in_the_way(late, [], []) is None
+    assert stood_in_the_way(late, ["c"], []) == FirstCause(FailedPart.NODE, "c")
+    assert stood_in_the_way(late, [], [("b", 1)]) == FirstCause(FailedPart.RANK, "b", 1)
+    assert stood_in_the_way(late, ["c", "d"], []) is None, "of several nobody knows which"
+    assert stood_in_the_way(Reason("superseded", "superseded"), ["c"], []) is None
+    assert stood_in_the_way(None, ["c"], []) is None
 
 
 def test_an_attempt_that_a_rank_rejected_has_no_cause_unless_that_rank_had_ended():
