@@ -92,7 +92,8 @@ class Tally:
                 continue
             aborting = report.promise is not None and report.promise.phase is Phase.ABORT and self._is_ours(report)
             if aborting or report.stage in _DROPPED:
-                return self._blame(member, report.reason or Reason("gave no reason", str(report.stage)))
+                reason = report.reason or Reason("gave no reason", str(report.stage))
+                return reason if reason.phase == OUT_OF_TIME else self._blame(member, reason)
         return None
 
     def boundary_passed(self) -> bool:
@@ -150,10 +151,9 @@ class Tally:
         for member in self.members:
             report = self._reports.get(member)
             if report is not None and report.stage is Stage.BROKEN:
-                said = report.reason or reason
-                return self._blame(member, replace(said, phase="abort") if said.phase == OUT_OF_TIME else said)
+                return self._blame(member, report.reason or reason)
         silent = next((member for member in self.members if not self._has_dropped(member)), self.members[0])
-        return self._blame(silent, replace(reason, phase="abort"))
+        return self._blame(silent, reason)
 
     def silent_reason(self, phase: str, text: str) -> Reason:
         """A reason that names the first participant that is lost, or else for which the others wait. Where the
@@ -221,10 +221,7 @@ class Tally:
         return report is not None and not self._is_ours(report) and report.stage in (*_SWITCHED, Stage.BROKEN)
 
     def _blame(self, member: Member, reason: Reason) -> Reason:
-        """The same reason with the member's node and rank, in the source world if it has one there. Unchanged where
-        the member says that only the time was too short."""
-        if reason.phase == OUT_OF_TIME:
-            return reason
+        """The same reason with the member's node and rank, in the source world if it has one there."""
         own = self._source_ranks.get(member), self._target_ranks.get(member)
         rank = next((each for each in own if each is not None), None) if reason.rank is None else reason.rank
         # What it says of another rank does not tell where that one is.

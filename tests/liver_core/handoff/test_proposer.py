@@ -231,8 +231,8 @@ def test_a_deadline_that_passes_while_nobody_is_behind_names_nobody():
     ("said", "told"),
     [
         (Reason("the store is gone", "boundary"), Reason("the store is gone", "boundary", 1, node="b")),
-        (Reason("too late", OUT_OF_TIME), Reason("too late", "abort", 1, node="b")),
-        (None, Reason("the deadline passed before the boundary", "abort", 1, node="b")),
+        (Reason("too late", OUT_OF_TIME), Reason("too late", OUT_OF_TIME, 1, node="b")),
+        (None, Reason("the deadline passed before the boundary", OUT_OF_TIME, 1, node="b")),
     ],
 )
 def test_an_attempt_that_was_late_and_broke_a_rank_names_that_rank(said: Reason | None, told: Reason):
