@@ -13,11 +13,13 @@ from agent.driver.journal_records import keep_proposal
 from agent.driver.mirrors import Mirrors
 from agent.driver.node_context import Node
 from agent.driver.planning import (
+    FIRST,
     Intent,
     Learned,
     NoPlan,
     Plan,
     Pulse,
+    Turn,
     Wait,
     intent_of,
     ladder_inputs,
@@ -113,7 +115,7 @@ class Lead:
         self._uses_store = uses_store
         self._seen = seen
         self._proposer = self._new_proposer(ProposerRecord())
-        self._opening: tuple[Intent, asyncio.Task[None]] | None = None
+        self._opening: tuple[Intent, asyncio.Task[None], int] | None = None
         self._no_plan_since: float | None = None
         self._failures = 0
         self._retry_at = float("-inf")
@@ -148,8 +150,9 @@ class Lead:
         return None if isinstance(number, str) else number
 
     def used(self) -> int:
-        """The greatest number that is known here as used."""
-        return max(self._proposer.record.highest_generation, self._seen())
+        """The greatest number that is known here as used, or is about to be."""
+        opening = 0 if self._opening is None else self._opening[2]
+        return max(self._proposer.record.highest_generation, self._seen(), opening)
 
     @property
     def open_id(self) -> str:
@@ -165,11 +168,10 @@ class Lead:
         return handoff_id == self.open_id or handoff_id in ended
 
     async def answer_loss(
-        self, order: JobOrder, active: Roster, leaving: Leaving, *, barred: Collection[str] = (), in_touch: bool = False
+        self, order: JobOrder, active: Roster, leaving: Leaving, *, barred: Collection[str] = (), turn: Turn = FIRST
     ) -> Intent | Wait | NoPlan | None:
         """Nodes will go: open a handoff without them, or amend or end the open one that does not answer all of them.
-        `barred`: nodes that no plan may take. `in_touch`: another node has just asked this one to lead. Returns what
-        was found, None where none is looked for now."""
+        `barred`: nodes that no plan may take. Returns what was found, None where none is looked for now."""
         nodes, self._barred = frozenset(leaving), frozenset(barred)
         if self._opening is not None or self._node.now() < self._retry_at:
             return None
@@ -179,16 +181,16 @@ class Lead:
             return None
         wanted = self._plan(order, active, leaving)
         if isinstance(wanted, Intent):
-            # Others are asked whether they are there, but for the first attempt, of which every millisecond counts.
-            self._open(order, wanted, asks=not in_touch or self._failures > 0)
+            self._open(order, wanted, turn)
         return wanted
 
-    async def answer_proposal(self, order: JobOrder, active: Roster, wanted: HandoffOrder) -> None:
+    async def answer_proposal(self, order: JobOrder, active: Roster, wanted: HandoffOrder, turn: Turn = FIRST) -> None:
         """Open what the service proposes, such as capacity that appeared, or tell it why not. While a handoff is open
         it waits."""
         if not self.is_idle or self.knows(str(wanted.handoff_id)) or wanted.handoff_id == self._declined:
             return
-        refusal = self._open(order, intent_of(order, wanted, active, now=self._node.now(), budget=self._node.budget))
+        intent = intent_of(order, wanted, active, now=self._node.now(), budget=self._node.budget)
+        refusal = self._open(order, intent, turn)
         if refusal:
             self._declined = wanted.handoff_id
             self._node.outbox.put_declined(
@@ -362,7 +364,7 @@ class Lead:
             # Too late to take it back: the notice becomes the next handoff, at the first boundary of the next world.
             self.progress.superseded = False
 
-    def _open(self, order: JobOrder, wanted: Intent, *, asks: bool = True) -> str:
+    def _open(self, order: JobOrder, wanted: Intent, turn: Turn) -> str:
         """Choose the rung; where it is a live one, have a store first, then open. Returns why not, empty if so."""
         inputs = self._ladder(order, wanted)
         choice, costs = choose_by(order.spec.prefer, inputs, self.mirrors.costs)
@@ -372,12 +374,13 @@ class Lead:
             self._say(f"{refusal}: {choice.reason}", about=f"{refusal} {order.generation} {choice.rung}")
             return self.status
         intent = on_rung(wanted, choice, inputs, now=self._node.now(), costs=costs)
-        generation = next_number(self.used(), order, wanted.source)
+        generation = next_number(self.used(), order, wanted.source, place=turn.place)
         if isinstance(generation, str):
             self._say(generation)
             return generation
         self._proposer.record = replace(self._proposer.record, highest_generation=generation - 1)
-        self._opening = (intent, asyncio.create_task(self._prepare(intent, generation, asks=asks)))
+        asks = not turn.in_touch or self._failures > 0  # Of the first attempt every millisecond counts.
+        self._opening = (intent, asyncio.create_task(self._prepare(intent, generation, asks=asks)), generation)
         return ""
 
     def _ladder(self, order: JobOrder, wanted: Intent) -> LadderInputs:
@@ -402,8 +405,7 @@ class Lead:
 
     async def _give_up(self, text: str, used: int) -> None:
         self._opening = None
-        used = max(used, self._proposer.record.highest_generation)
-        self._proposer.record = replace(self._proposer.record, highest_generation=used)
+        self._proposer.record = replace(self._proposer.record, highest_generation=max(used, self.used()))
         self._say(f"no handoff could be opened: {text}")
 
     async def _open_with(self, intent: Intent, store: StoreAddress) -> None:

@@ -12,7 +12,7 @@ from datetime import datetime
 from agent.driver.lead import Lead, Leaving
 from agent.driver.node_context import Node
 from agent.driver.participants import JobSlots
-from agent.driver.planning import Intent, NoPlan, Pulse, lead_candidates
+from agent.driver.planning import Intent, NoPlan, Pulse, Turn, lead_candidates
 from agent.link.lone_suspension import LoneSuspension
 from agent.peer.peer_client import PeerUnreachable
 from agent.protocol.notice_life import TAKES_THE_NODE, Notices, moves_jobs
@@ -128,8 +128,9 @@ class NoticeResponse:
             promised = self._slots.promised_order()
             if promised is not None and promised.proposer_id != own and self._lead.is_idle:
                 return  # Somebody else leads a handoff here; a next one can only follow it.
-            how = {"barred": self._barred(active), "in_touch": self._node.now() - self._asked_at <= IN_TOUCH_S}
-            found = await self._lead.answer_loss(order, active, self._moments(leaving), **how)
+            turn = Turn(candidates.index(own), in_touch=self._node.now() - self._asked_at <= IN_TOUCH_S)
+            where = (order, active, self._moments(leaving))
+            found = await self._lead.answer_loss(*where, barred=self._barred(active), turn=turn)
             if isinstance(found, NoPlan):
                 await self._suspend_alone(order, active, leaving, found.reason)
             elif isinstance(found, Intent):
@@ -218,7 +219,7 @@ class NoticeResponse:
             del self._proposed_at[next(iter(self._proposed_at))]
         turn = candidates.index(own)
         if self._node.now() - since >= turn * LEAD_TURN_S:
-            await self._lead.answer_proposal(order, active, wanted)
+            await self._lead.answer_proposal(order, active, wanted, Turn(turn))
 
     def _leaving(self, active: Roster) -> dict[str, list[NoticeFact]]:
         """The members that will go, each with the notices that say so."""

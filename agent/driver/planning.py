@@ -119,6 +119,18 @@ class Learned:
         return min(MARGIN_MOST_S, max(MARGIN_LEAST_S, *self.late_s)) if self.late_s else MARGIN_GUESS_S
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Of a node that leads: its `place` among those that may, first choice first, and whether it is `in_touch`, since
+    another node has just asked it to."""
+
+    place: int = 0
+    in_touch: bool = False
+
+
+FIRST = Turn()
+
+
 def lead_candidates(order: JobOrder, active: Roster, leaving: Iterable[str]) -> tuple[str, ...]:
     """Who may lead, first choice first: the service's order, then rank order; never a node that will go. Where every
     member will, the nodes that come."""
@@ -300,10 +312,12 @@ def _names(nodes: Iterable[str]) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
-def next_number(highest: int, order: JobOrder, source: Roster) -> int | str:
-    """The generation that a handoff from `source` makes, or why there is none. `highest`: the greatest known here."""
+def next_number(highest: int, order: JobOrder, source: Roster, *, place: int = 0) -> int | str:
+    """The generation that a handoff from `source` makes, or why there is none. `highest`: the greatest known here.
+    `place`: of the node that leads among those that may. The numbers before are left to the others, since several may
+    open one at a time."""
     used = max(highest, order.next_generation - 1, source.generation)
     if start_of(used) > start_of(source.generation):
         return f"no handoff of generation {source.generation}: the service has started generation {used}"
-    number = next_handoff(used, source.generation)
+    number = next_handoff(used + place, source.generation)
     return number or f"no handoff of generation {source.generation}: its start has no number left"

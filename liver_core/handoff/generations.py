@@ -2,7 +2,7 @@
 
 A number is a start of the job and a place within it: 200003 is the third world of the job's second restart. Only the
 service takes the first place of a start, when it starts a world from nothing or from a checkpoint; each start is used
-once. A handoff takes the number after the highest one that its proposer has heard of, so never a first place. A later
+once. A handoff takes a number after the highest one that its proposer has heard of, so never a first place. A later
 start is greater than every handoff before it, and fences it.
 """
 

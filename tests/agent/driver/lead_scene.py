@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from agent.driver.lead import Lead, Leaving
 from agent.driver.node_context import Node
-from agent.driver.planning import Pulse
+from agent.driver.planning import FIRST, Pulse, Turn
 from agent.notices.warning_budget import warning_budget
 from agent.peer.asking import PeersHeard
 from agent.protocol.peer import RankMeasures
@@ -114,10 +114,10 @@ class Scene:
     async def _send(self, member: Member, order: Order) -> None:
         self.sent.append((member, order))
 
-    async def notice(self, ends_in_s: float, *nodes: str, in_touch: bool = False) -> None:
+    async def notice(self, ends_in_s: float, *nodes: str, turn: Turn = FIRST) -> None:
         """These nodes will go."""
         leaving: Leaving = dict.fromkeys(nodes, (self.now, START_S + ends_in_s))
-        await self.lead.answer_loss(self.order, ACTIVE, leaving, in_touch=in_touch)
+        await self.lead.answer_loss(self.order, ACTIVE, leaving, turn=turn)
         if self.lead.open_id and self.state is ProposerState.IDLE:
             opened = await asyncio.wait_for(self.posted.get(), timeout=10.0)
             await opened()

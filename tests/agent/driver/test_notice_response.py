@@ -22,7 +22,7 @@ from agent.driver.notice_response import (
     NoticeResponse,
 )
 from agent.driver.participants import JobSlots
-from agent.driver.planning import NoPlan, Pulse, Wait
+from agent.driver.planning import NoPlan, Pulse, Turn, Wait
 from agent.link.lone_suspension import LoneSuspension
 from agent.link.outbox import Outbox
 from agent.notices.warning_budget import warning_budget
@@ -48,20 +48,20 @@ class LeadRecord:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.is_idle = True
         self.asked: list[tuple[float, Leaving, frozenset[str]]] = []
-        self.in_touch: list[bool] = []
+        self.turns: list[Turn] = []
         self.opened: list[UUID] = []
         self.waits: list[str] = []
         self.finds: Any = None
         self._clock = clock
 
     async def answer_loss(
-        self, order: JobOrder, active: Roster, leaving: Leaving, *, barred: frozenset[str], in_touch: bool
+        self, order: JobOrder, active: Roster, leaving: Leaving, *, barred: frozenset[str], turn: Turn
     ) -> Any:
         self.asked.append((self._clock(), leaving, barred))
-        self.in_touch.append(in_touch)
+        self.turns.append(turn)
         return self.finds
 
-    async def answer_proposal(self, order: JobOrder, active: Roster, wanted: HandoffOrder) -> None:
+    async def answer_proposal(self, order: JobOrder, active: Roster, wanted: HandoffOrder, turn: Turn) -> None:
         self.opened.append(wanted.handoff_id)
 
     def wait(self, reason: str) -> None:
@@ -285,7 +285,11 @@ def test_who_has_just_been_asked_to_lead_by_another_node_is_in_touch_with_it(ord
         await scene.leaving()
         scene.now += 0.1
         await scene.leaving()
-        assert scene.lead.in_touch == [False, True, True, False]
+        assert [turn.in_touch for turn in scene.lead.turns] == [False, True, True, False]
+        assert {turn.place for turn in scene.lead.turns} == {0}
+        third = Scene(order, "c")
+        await third.hear(notice("d"), asked_to_lead=True)
+        assert [turn.place for turn in third.lead.turns] == [2]
 
     asyncio.run(scenario())
 
