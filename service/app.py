@@ -35,6 +35,7 @@ from service.db.wake import WakeHub
 from service.decisions import endpoints as decisions
 from service.edge.description import describe
 from service.edge.gate import Gate
+from service.edge.shortcut import Shortcut
 from service.events import endpoints as events
 from service.events.feed import Feed
 from service.events.schemas import EVENTS
@@ -125,6 +126,8 @@ def create_app(
     app.state.feed = Feed(context)
     app.state.replays = Replays(settings.what_ifs_max, settings.what_if_within_s)
     app.state.google_keys = GoogleKeys(settings.gcp_certs_url)
+    # The last one that is added is the outermost.
+    app.add_middleware(Shortcut, answers={sync.SHORT: sync.sync}, handlers=app.exception_handlers)
     app.add_middleware(Gate, context=context, body_bytes_max=BODY_BYTES_MAX)
     problems.install(app)
     # Routes are tried in this order, and nearly all requests come from agents.

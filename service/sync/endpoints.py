@@ -17,7 +17,7 @@ from agent.protocol.errors import FieldProblem, Problem
 from agent.protocol.sync import REPORT_BYTES_MAX, SyncOrders
 from agent.protocol.wake_up import WakeEvent
 from liver_core.layout.limits import NodeId
-from service.context import Context, ContextOf, NodeOf
+from service.context import CALLER, Context, ContextOf, NodeOf, require_node
 from service.db.wake import node_topic
 from service.edge.credentials import bearer_of
 from service.problems import ProblemError, unavailable
@@ -30,6 +30,7 @@ from service.turns import LostTurn
 
 router = APIRouter(prefix="/agent/v1", tags=["agents"])
 BODY_BYTES_MAX = {f"{router.prefix}/sync": REPORT_BYTES_MAX}
+SHORT = ("POST", f"{router.prefix}/sync")
 READ_HERE_BYTES_MAX = 64 * 1024
 END_LOOK_S = 15.0
 """How often an idle wake stream looks whether it ends, should nobody wake it then."""
@@ -37,7 +38,7 @@ END_LOOK_S = 15.0
 _BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/json": {}}}}
 
 
-async def reading_of(request: Request, context: ContextOf) -> Reading:
+async def _reading_of(request: Request, context: Context) -> Reading:
     """What the body holds. A large one is read off the event loop, for many errors take long to name."""
     body = await request.body()
     return read_report(body) if len(body) <= READ_HERE_BYTES_MAX else await context.agents.compute(read_report, body)
@@ -49,13 +50,15 @@ async def reading_of(request: Request, context: ContextOf) -> Reading:
     summary="Report the state of one node, get its orders",
     response_model=SyncOrders,
     openapi_extra=_BODY,
+    dependencies=[Depends(require_node)],
 )
-async def sync(
-    request: Request, context: ContextOf, caller: NodeOf, reading: Annotated[Reading, Depends(reading_of)]
-) -> Response:
+async def sync(request: Request) -> Response:
     """Level-triggered and idempotent on (agent_incarnation, report_seq). 409: another protocol version, or a later
     start of this node's agent has replaced this one. 503: an earlier report of this node is still being stored, and a
     newer one waits, or this one has waited too long."""
+    context: Context = request.app.state.context
+    caller = await require_node(request.scope[CALLER])
+    reading = await _reading_of(request, context)
     node_id = reading.report.node.node_id
     _check_node(caller, node_id, field="node.node_id")
     arrived, gone = context.clock(), asyncio.create_task(_until_gone(request))

@@ -2,9 +2,7 @@
 
 import base64
 import json
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -29,9 +27,9 @@ from tests.service.clouds.google_double import (
     operation,
     push_token,
 )
+from tests.service.waiting import until
 
 pytest.importorskip("googleapiclient")
-WAIT_S = 20.0
 BOUNDARY = "google.auth._regional_access_boundary_utils._RegionalAccessBoundaryManager.maybe_start_refresh"
 A, B, STRANGER = "5775171277418378001", "5775171277418378002", "999"
 
@@ -70,13 +68,6 @@ def pulling(google, context):
     worker.start()
     yield worker
     worker.stop()
-
-
-def until(condition: Callable[[], object], what: str = "") -> None:
-    end, pause = time.monotonic() + WAIT_S, threading.Event()
-    while not condition():
-        assert time.monotonic() < end, what or "the condition has not come"
-        pause.wait(0.05)
 
 
 def counts(context) -> dict[str, int]:

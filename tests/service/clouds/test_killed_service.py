@@ -2,11 +2,10 @@
 next one, and nothing is acted on twice. What the service lacks is the exit status of the command."""
 
 import json
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -27,8 +26,9 @@ from tests.service.clouds.google_double import NAME, PROJECT, Google, entry, goo
 from tests.service.clouds.held_requests import HeldRequests, held_requests
 from tests.service.clouds.moto_server import CREDENTIALS, REGION, Account, moto_server
 from tests.service.fake_agent import FakeAgent
+from tests.service.waiting import until
 
-WAIT_S = 120.0
+eventually = partial(until, within_s=120.0)
 """Longer than a killed service has the list of operations to itself, 60 s."""
 PUBSUB, LISTED, QUEUED = "5775171277418378001", "5775171277418378002", "i-queued"
 CHANNELS = ("aws-queue", "gcp-operations", "gcp-pubsub")
@@ -91,13 +91,6 @@ def place(tmp_path, monkeypatch) -> Iterator[Place]:
         yield place
 
 
-def until(condition: Callable[[], object], what: Callable[[], object]) -> None:
-    end, pause = time.monotonic() + WAIT_S, threading.Event()
-    while not condition():
-        assert time.monotonic() < end, what()
-        pause.wait(0.1)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_what_a_killed_service_has_stored_and_not_acknowledged_comes_again_and_is_acted_on_once(place):
@@ -113,9 +106,9 @@ def test_what_a_killed_service_has_stored_and_not_acknowledged_comes_again_and_i
     account.warn(QUEUED)
     google.publish(json.dumps(entry(PUBSUB, datetime.now(UTC))))
     google.operations = [operation(LISTED, datetime.now(UTC))]
-    until(lambda: held.held and google.held, lambda: (held.held, google.held))
+    eventually(lambda: held.held and google.held, lambda: (held.held, google.held))
     once = {channel: {"acts": 1} for channel in CHANNELS}
-    until(lambda: place.counts() == once, place.counts)
+    eventually(lambda: place.counts() == once, place.counts)
 
     asked = google.times(f"/compute/v1/projects/{PROJECT}/aggregated/operations")
     place.kill()
@@ -128,8 +121,8 @@ def test_what_a_killed_service_has_stored_and_not_acknowledged_comes_again_and_i
 
     again = {"gcp-operations": {"acts": 1}}
     again |= {channel: {"acts": 1, "repeated": 1} for channel in ("aws-queue", "gcp-pubsub")}
-    until(lambda: not google.messages and account.left() == 0, lambda: (google.messages, account.left()))
-    until(lambda: google.times(f"/compute/v1/projects/{PROJECT}/aggregated/operations") > asked + 1, place.counts)
+    eventually(lambda: not google.messages and account.left() == 0, lambda: (google.messages, account.left()))
+    eventually(lambda: google.times(f"/compute/v1/projects/{PROJECT}/aggregated/operations") > asked + 1, place.counts)
     assert place.counts() == again
     assert account.left(account.dlq_url) == 0
     notices = place.ask("/api/v1/notices")

@@ -2,9 +2,6 @@
 
 import json
 import re
-import threading
-import time
-from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -19,9 +16,9 @@ from service.clouds.tables import ChannelRow, HearingCountRow, HearingRow, HookR
 from service.nodes.operations import mark_gone
 from service.nodes.tables import NodeRow
 from tests.service.clouds.moto_server import CREDENTIALS, REGION, Account, moto_server
+from tests.service.waiting import until
 
 pytest.importorskip("moto")
-WAIT_S = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +50,6 @@ def worker(account, context):
     found.start()
     yield found
     found.stop()
-
-
-def until(condition: Callable[[], object], what: str = "") -> None:
-    end, pause = time.monotonic() + WAIT_S, threading.Event()
-    while not condition():
-        assert time.monotonic() < end, what or "the condition has not come"
-        pause.wait(0.05)
 
 
 def counts(context) -> dict[str, int]:

@@ -6,9 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,8 +17,7 @@ from sqlalchemy import text
 from service.db import embedded as module
 from service.db.engine import Database, open_database
 from service.settings import ServiceSettings
-
-WITHIN_S = 40.0
+from tests.service.waiting import until
 
 
 @pytest.fixture
@@ -40,13 +37,6 @@ def processes(folder: Path) -> list[int]:
 
 def postmaster(folder: Path) -> int:
     return int((folder / "postgres" / "postmaster.pid").read_text().splitlines()[0])
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        threading.Event().wait(0.05)
 
 
 def answers(database: Database) -> bool:

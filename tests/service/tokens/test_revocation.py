@@ -1,9 +1,5 @@
 """A node's key that is revoked: every service is told, and none goes by what it has looked up before."""
 
-import threading
-import time
-from collections.abc import Callable
-
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
@@ -11,15 +7,7 @@ from sqlalchemy import select
 from service.app import create_app
 from service.tokens.tables import Role, TokenRow
 from tests.service.conftest import bearer
-
-WITHIN_S = 10.0
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        threading.Event().wait(0.05)
+from tests.service.waiting import until
 
 
 @pytest.fixture
