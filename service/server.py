@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from liver_core.systemd_notify import take_service_manager
 from service.app import create_app, release
 from service.db.engine import StartError, check_data_dir
-from service.edge.timed_http import TimedH11Protocol
+from service.edge.timed_http import TimedHttpProtocol
 from service.settings import Network, ServiceSettings
 
 _log = logging.getLogger(__name__)
@@ -34,8 +34,6 @@ COLLECTS_AFTER = 10_000, 20, 50
 """Objects more than there were until the young ones are looked through; how often that is done until those that it has
 left are, and how often that until all are. By default (700, 10, 10) requests alone cause a full collection every few
 seconds: nobody is answered for 30 ms beside 48 agents, and for longer beside more."""
-HEAD_BYTES_MAX = 32 * 1024
-"""Of the head of a request."""
 
 
 def serve(settings: ServiceSettings, *, say: Callable[[str], None] = _log.info) -> None:
@@ -91,13 +89,12 @@ def config_of(app: FastAPI, settings: ServiceSettings) -> uvicorn.Config:
     by default uvicorn would believe whoever connects from loopback."""
     return uvicorn.Config(
         app,
-        http=TimedH11Protocol,
+        http=TimedHttpProtocol,
         log_config=None,
         log_level="warning",
         access_log=False,
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=[str(item) for network in settings.trusted_proxies for item in _as_seen(network)],
-        h11_max_incomplete_event_size=HEAD_BYTES_MAX,
         timeout_graceful_shutdown=STOP_S,
         timeout_keep_alive=KEEP_ALIVE_S,
         ssl_certfile=settings.tls_certificate,

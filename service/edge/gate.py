@@ -222,6 +222,8 @@ def _check_form(scope: Scope, headers: Headers) -> None:
     """Two lengths for one body mean two requests to whoever reads them differently; so does an unknown version."""
     if "transfer-encoding" in headers and "content-length" in headers:
         detail = "Content-Length and Transfer-Encoding may not come together"
+    elif scope["http_version"] == "1.1" and len(headers.getlist("host")) != 1:
+        detail = "a request has one Host header"
     elif scope["http_version"] not in ("1.0", "1.1", "2"):
         detail = f"HTTP/{scope['http_version']} is not spoken here; use HTTP/1.1"
     else:

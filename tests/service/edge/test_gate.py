@@ -27,6 +27,7 @@ class Wire:
         self.read = 0
         self.status, self.headers, self.body = 0, {}, b""
         self._app = app
+        headers = {"host": "test"} | headers
         self._scope = {
             "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
             "root_path": "", "scheme": "http", "server": ("test", 80), "client": ("1.2.3.4", 5), "state": {},

@@ -22,7 +22,8 @@ from agent.settings import SettingsError, check_tls_ca
 from service import server as serving
 from service.cli.main import app as liver
 from service.db.engine import StartError
-from service.edge.timed_http import TimedH11Protocol
+from service.edge.gate import BODY_S_MAX
+from service.edge.timed_http import HEAD_BYTES_MAX, TimedHttpProtocol
 from service.server import announcement, bind
 from service.settings import ServiceSettings
 from tests.service.conftest import bearer
@@ -33,7 +34,7 @@ LEAST_S = HEAD_S - 0.01
 """The server's loop counts in whole milliseconds."""
 
 
-class Hasty(TimedH11Protocol):
+class Hasty(TimedHttpProtocol):
     head_s_max = HEAD_S
 
 
@@ -76,9 +77,9 @@ def test_a_connection_without_a_whole_head_is_closed(client):
         assert ended_after(port) >= LEAST_S
         assert ended_after(port, b"GET /healthz HTTP/1.1\r\nHo") >= LEAST_S
         # However often bytes come.
-        assert LEAST_S <= ended_after(port, *[b"a"] * 70) < 6
+        assert LEAST_S <= ended_after(port, b"GET /", *[b"a"] * 70) < 6
         request = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-        assert LEAST_S <= ended_after(port, request, *[b"G"] * 70) < 6
+        assert LEAST_S <= ended_after(port, request, b"GET /", *[b"a"] * 70) < 6
 
 
 def test_half_open_connections_keep_nobody_out(client):
@@ -139,6 +140,52 @@ def test_a_header_that_goes_on_in_another_line_is_refused(client, fold):
         assert answers(port, head + b"\r\n" + folded) == [b"200", b"400"], "the second on one connection"
         found = answers(port, body + whole)
         assert found[-1] == b"200" and b"400" not in found, "a body may have such lines"
+
+
+@pytest.mark.parametrize("end", [b"", b"\r\n\r\n"])
+@pytest.mark.parametrize(("before", "piece"), [(b"GET /", b"a"), (b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: ", b"b")])
+def test_a_head_that_is_too_large_is_refused_whole_or_not(client, before, piece, end):
+    fits = before.replace(b"GET /a", b"GET /") + piece * (HEAD_BYTES_MAX - 200)
+    rest = (
+        b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" if before == b"GET /" else b"\r\nConnection: close\r\n\r\n"
+    )
+    with served(client.app) as port:
+        assert answers(port, fits, rest) != [b"400"], "this one fits"
+        assert answers(port, before + piece * (HEAD_BYTES_MAX + 1) + end) == [b"400"]
+        many = [piece * 4_000 for _ in range(9)]
+        assert answers(port, before, *many) == [b"400"]
+        asked = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+        assert answers(port, asked + before + piece * (HEAD_BYTES_MAX + 1)) == [b"200", b"400"]
+
+
+@pytest.mark.parametrize("hosts", [b"", b"Host: a\r\nHost: b\r\n"])
+def test_a_request_without_one_host_is_refused(client, hosts):
+    with served(client.app) as port:
+        assert answers(port, b"GET /healthz HTTP/1.1\r\n" + hosts + b"Connection: close\r\n\r\n") == [b"400"]
+        assert answers(port, b"GET /healthz HTTP/1.0\r\n\r\n") == [b"200"]
+
+
+def test_white_space_around_a_value_is_none_of_it(client):
+    said = b"POST /api/v1/session HTTP/1.1\r\nHost:x \r\nContent-Length:\t2 \t\r\nConnection: close \r\n\r\n{}"
+    with served(client.app) as port:
+        assert answers(port, said) == [b"422"]
+
+
+def test_a_head_that_is_refused_is_answered_behind_the_requests_before_it(client, monkeypatch):
+    ended = threading.Event()
+    monkeypatch.setattr("service.leases.endpoints.current_prices", lambda *_, **__: ended.wait(HEAD_S / 2) or [])
+    token = client.headers["Authorization"].encode()
+    slow = b"GET /api/v1/pools/prices HTTP/1.1\r\nHost: x\r\nAuthorization: " + token + b"\r\n\r\n"
+    with served(client.app) as port:
+        assert answers(port, slow + slow + b"GET /healthz HTTP/1.1\r\nHo st: x\r\n\r\n") == [b"200", b"200", b"400"]
+
+
+def test_a_body_that_is_not_in_the_form_that_it_announces_is_refused_at_once(client):
+    head = b"POST /api/v1/session HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with served(client.app) as port:
+        began = time.monotonic()
+        assert answers(port, head + b"2\r\nabcd\r\n") == [b"400"]
+        assert time.monotonic() - began < BODY_S_MAX / 2
 
 
 @pytest.fixture(scope="module")
