@@ -126,8 +126,7 @@ def create_app(
     app.state.feed = Feed(context)
     app.state.replays = Replays(settings.what_ifs_max, settings.what_if_within_s)
     app.state.google_keys = GoogleKeys(settings.gcp_certs_url)
-    # The last one that is added is the outermost.
-    app.add_middleware(Shortcut, answers={sync.SHORT: sync.sync}, handlers=app.exception_handlers)
+    app.add_middleware(Shortcut, answers={sync.SHORT: sync.sync}, handlers=app.exception_handlers)  # The innermost.
     app.add_middleware(Gate, context=context, body_bytes_max=BODY_BYTES_MAX)
     problems.install(app)
     # Routes are tried in this order, and nearly all requests come from agents.

@@ -21,6 +21,7 @@ from agent.protocol.sync import HandoffOrder, JobOrder, NoticeFact
 from agent.protocol.values import HandoffCause, utc
 from liver_core.handoff.suspending import EndTimes
 from liver_core.layout import Roster
+from liver_core.layout.limits import listed
 
 FORWARD_AGAIN_S, FORWARD_PATIENCE_S = 2.0, 5.0
 """How soon a notice is forwarded again, and how long one candidate is given to make something of it."""
@@ -146,7 +147,7 @@ class NoticeResponse:
             return
         pulse = self._pulse()
         times = EndTimes(pulse.median_step_s, pulse.save_s)
-        text = f"{', '.join(sorted(leaving)[:8])} will go, and {why}"
+        text = f"{listed(sorted(leaving))} will go, and {why}"
         await self._alone.plan(active, {node: _earliest(facts) for node, facts in leaving.items()}, times, text)
 
     async def _forward(self, leaving: dict[str, list[NoticeFact]], candidates: tuple[str, ...]) -> None:

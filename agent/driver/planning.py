@@ -15,6 +15,7 @@ from liver_core.handoff import CutoverDeadlines, LadderInputs, Proposal, Rung, R
 from liver_core.handoff.generations import next_handoff, start_of
 from liver_core.handoff.ladder import cutover_deadlines, unhurried_s
 from liver_core.layout import Member, ParallelLayout, Roster
+from liver_core.layout.limits import listed
 from liver_core.reshard import seat
 
 HANDOFF_DEADLINE_S = 180.0
@@ -171,7 +172,7 @@ def plan_loss(
             return Plan(target.layout, target.members, plan.plan_digest, f"standing plan: {plan.reason}")
     wait_s = min(SERVICE_WAIT_S, SERVICE_WAIT_SHARE * left_s) if len(leaving) > 1 else 0.0
     if service_is_there and waited_s < wait_s:
-        return Wait(f"no standing plan covers the loss of {_names(leaving)}; the service is asked")
+        return Wait(f"no standing plan covers the loss of {listed(sorted(leaving))}; the service is asked")
     return _plan_by_count(order, active, leaving, barred)
 
 
@@ -292,7 +293,7 @@ def _plan_by_count(order: JobOrder, active: Roster, leaving: frozenset[str], bar
 def _plan_of_nodes(
     order: JobOrder, leaving: frozenset[str], staying: tuple[Member, ...], come: tuple[Member, ...]
 ) -> Plan | NoPlan:
-    nodes, without = len({member.node_id for member in (*staying, *come)}), f"without {_names(leaving)}"
+    nodes, without = len({member.node_id for member in (*staying, *come)}), f"without {listed(sorted(leaving))}"
     if nodes < order.spec.nodes.min:
         return NoPlan(f"{nodes} nodes stay {without}, the job needs {order.spec.nodes.min}")
     choice = next((choice for choice in order.layouts_by_count.choices if choice.nodes == nodes), None)
@@ -305,11 +306,6 @@ def _plan_of_nodes(
         return NoPlan(f"{layout} needs {layout.world_size} slots, {slots} stay {without}")
     reason = f"layout for {nodes} nodes, made without the service: {choice.reason}"
     return Plan(layout, seat(layout, staying, come), "", reason)
-
-
-def _names(nodes: Iterable[str]) -> str:
-    names = sorted(nodes)
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def next_number(highest: int, order: JobOrder, source: Roster, *, place: int = 0) -> int | str:

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.peer.peer_client import PeerClient, PeerUnreachable
-from liver_core.layout.limits import GENERATION_MAX
+from liver_core.layout.limits import GENERATION_MAX, listed
 
 ASKED_MAX = 8
 """Of the agents of a large job so many are asked, chosen at random."""
-NAMED_MAX = 4
 HIGHEST_FIELD = "highest_generation"
 
 
@@ -49,9 +48,7 @@ async def ask_others(peers: PeerClient, job_id: str, own: str, nodes: Collection
         for task in waiting:
             task.cancel()
     missed = sorted(set(asked) - set(answers))
-    more = f" and {len(missed) - NAMED_MAX} more" if len(missed) > NAMED_MAX else ""
-    names = f"{', '.join(missed[:NAMED_MAX])}{more}"
-    return PeersHeard(f"{own} may be cut off: no answer from {names}", max(answers.values(), default=0))
+    return PeersHeard(f"{own} may be cut off: no answer from {listed(missed)}", max(answers.values(), default=0))
 
 
 async def status_of(peers: PeerClient, job_id: str, node_id: str) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ Types only, to be used in the fields of frozen dataclasses and of pydantic model
 bound is asked for its schema only when the codec, or a model, first meets it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 RANKS_MAX = 16_384
@@ -45,9 +45,19 @@ class Checked:
         return AfterValidator(self._check).__get_pydantic_core_schema__(source, handler)
 
 
+NAMED_MAX = 8
+
+
 def fitting(text: str, chars_max: int = REASON_CHARS_MAX) -> str:
     """The text as a bounded field takes it: cut, and without NUL."""
     return text[:chars_max].replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def listed(names: Iterable[str], most: int = NAMED_MAX) -> str:
+    """Names for people, in their order: so many of them, and how many more there are."""
+    found = list(names)
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return f"{', '.join(found[:most])}{more}"
 
 
 NO_NUL_PATTERN = r"^[^\x00]*$"

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from liver_core.layout.limits import listed
+
 Ranks = tuple[int, ...]
 
 
@@ -57,10 +59,10 @@ def backend_for(gpus: Sequence[str]) -> DeviceBackend:
     if len(without) == len(gpus):
         return DeviceBackend.NONE
     if without:
-        named = ", ".join(map(str, without[:8]))
         raise GroupsRefused(
-            f"device: ranks {named} of {len(gpus)} have no GPU and the others have one; all nodes of a job must offer "
-            "the same. Start their agents with CUDA_VISIBLE_DEVICES naming a GPU, or all of them with it empty"
+            f"device: ranks {listed(map(str, without))} of {len(gpus)} have no GPU and the others have one; all nodes "
+            "of a job must offer the same. Start their agents with CUDA_VISIBLE_DEVICES naming a GPU, or all of them "
+            "with it empty"
         )
     return DeviceBackend.NCCL if len(set(gpus)) == len(gpus) else DeviceBackend.GLOO
 

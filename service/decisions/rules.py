@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from liver_core.layout.limits import fitting
+from liver_core.layout.limits import fitting, listed
 from service.jobs.queries import Situation
 from service.jobs.tables import ENDED, JobState
 from service.jobs.view import Action, Do
@@ -65,7 +65,7 @@ class Decided:
         """Who asked for it. `actor`: in the newest of the rows that `asked` names."""
         if self.asked and actor:
             return actor
-        return fitting(f"notice of {', '.join(self.noticed[:8])}") if self.noticed else BY_ITSELF
+        return fitting(f"notice of {listed(self.noticed)}") if self.noticed else BY_ITSELF
 
 
 def made_from(inputs: PlanInputs) -> dict[str, Any]:

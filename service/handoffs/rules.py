@@ -7,12 +7,12 @@ from uuid import UUID
 
 from agent.protocol.sync import HandoffMirror
 from agent.protocol.values import HandoffState, Placement
+from liver_core.layout.limits import listed
 from liver_core.retries import doubled_s
 
 ABORTED_WAITS_S = 4.0
 WAITS_TIMES_MAX = 16
 """What is aborted again and again is proposed again after at most so many times what a declined proposal waits."""
-NAMED_MAX = 8
 """So many nodes are named in a text."""
 OPEN = (
     HandoffState.PROPOSED,
@@ -108,10 +108,9 @@ def why_opened(known: str, leaving: Collection[str], mirror: HandoffMirror) -> s
         return known
     if not more:
         return f"handoff because of {mirror.cause}"
-    gone = ", ".join(more[:NAMED_MAX]) + (f" and {len(more) - NAMED_MAX} more" if len(more) > NAMED_MAX else "")
     # The agents keep a margin before the end that was announced.
     by = f", the job must have left by {mirror.deadline_utc:%H:%M:%S} UTC" if mirror.deadline_utc is not None else ""
-    return "; ".join(filter(None, (known, f"{gone} will go{by}")))
+    return "; ".join(filter(None, (known, f"{listed(more)} will go{by}")))
 
 
 def accepts_active(*, active: int | None, parent: int, generation: int, started_here: frozenset[int]) -> str | None:

@@ -7,7 +7,7 @@ from agent.protocol.values import HandoffState, Placement
 from liver_core.handoff.generations import StartWait
 from liver_core.handoff.suspending import COMMITTED_S, EndTimes, begins_at
 from liver_core.layout import Member
-from liver_core.layout.limits import fitting
+from liver_core.layout.limits import fitting, listed
 from service.handoffs.older_worlds import OLDER_MAY_STEP, starting_words, wait_of, waits_s
 from service.handoffs.rules import OpenHandoff
 from service.handoffs.start_times import next_start_at, start_left
@@ -121,7 +121,7 @@ def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
     """Why the live world cannot continue; None if it can, or if the agents may still save it."""
     if view.revoked:
         # Also while it trains on: it is not to be believed, and nobody can tell its agent to hand anything over.
-        names = ", ".join(view.revoked[:8])
+        names = listed(view.revoked)
         return Loss(f"the key of {names} was revoked", _of_node(view.revoked[0], view))
     if view.errors:
         # A rank that only misses its peers knows less than the one that failed, or its agent.
@@ -136,7 +136,7 @@ def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
             who = f"rank {cause.rank} on node {cause.node} stands still" if stands else f"{cause.node} is not heard"
             return Loss(f"{who}; {shown}", cause)
         if cause is not None and cause.is_felt and away:
-            return Loss(f"{', '.join(away[:8])} are not heard; {shown}", cause)
+            return Loss(f"{listed(away)} are not heard; {shown}", cause)
         return Loss(shown, cause)
     if view.broken:
         return view.broken[0]
@@ -150,12 +150,12 @@ def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
     if gone and not steps:
         announced = {item.node_id for item in view.leaving} & set(gone)
         may_pass = view.state is JobState.RUNNING and stalled_s <= GONE_PATIENCE_S and not announced
-        text = f"{', '.join(gone[:8])} disappeared without a handoff"
+        text = f"{listed(gone)} disappeared without a handoff"
         return Loss(text, _of_node(gone[0], view), may_pass=may_pass)
     # Of steps made before the service listened again, it may not have heard yet.
     heard_s = (view.now - view.listening_since).total_seconds() if view.listening_since else stalled_s
     if silent and min(stalled_s, heard_s) > max(limits.stall_after_s, limits.stall_steps * view.step_s):
-        text = f"{', '.join(silent[:8])} {'is' if len(silent) == 1 else 'are'} silent"
+        text = f"{listed(silent)} {'is' if len(silent) == 1 else 'are'} silent"
         text = f"{text} and no step was made for {stalled_s:.0f} s"
         return Loss(text, _of_node(silent[0], view), may_pass=True)
     from_at = max(view.state_changed_at, view.steps_from_at or view.state_changed_at)
@@ -210,10 +210,10 @@ def _restart(view: JobView, limits: JobLimits, loss: str, *, failed_start: bool)
         return early
     if unheard := [node for node in view.restart.target.node_ids() if node in view.unheard]:
         # One of them may be what was lost. It reports, or counts as silent and is left out, within seconds.
-        return Action(Do.NOTHING, f"{loss}; a restart waits for news from {', '.join(unheard[:8])}", look_again_s=0.5)
+        return Action(Do.NOTHING, f"{loss}; a restart waits for news from {listed(unheard)}", look_again_s=0.5)
     wait = _wait_of(view, view.restart.target, limits)
     if wait.leased:
-        text = f"{loss}; a restart waits until the step leases of {', '.join(wait.leased[:8])} are over"
+        text = f"{loss}; a restart waits until the step leases of {listed(wait.leased)} are over"
         return Action(Do.NOTHING, text, look_again_s=0.5)
     checkpoint = view.checkpoint
     source = f"checkpoint of step {checkpoint.step}" if checkpoint else "its beginning (there is no checkpoint)"
@@ -244,7 +244,7 @@ def _too_early(view: JobView, limits: JobLimits, why: str) -> Action | None:
 def _carry_through_or_not(view: JobView, limits: JobLimits) -> Action:
     """A start that has made no step yet, and perhaps will lose a node. No agent hands it over before its first step, so
     that one which comes too late for that is replaced at once."""
-    words, names = starting_words(view.steps_from_at), ", ".join(item.node_id for item in view.leaving[:8])
+    words, names = starting_words(view.steps_from_at), listed(item.node_id for item in view.leaving)
     look_s = limits.start_within_s + waits_s(view.now, view.steps_from_at)
     if view.leaving and view.decision.target is None and not view.silent:
         return _suspend(f"{names} will go", view.decision)
@@ -284,10 +284,10 @@ def _watch_handoff(view: JobView, handoff: OpenHandoff, limits: JobLimits) -> Ac
         return Action(Do.DROP_HANDOFF, f"no agent opened it within {limits.open_within_s:.0f} s")
     missing = [item for item in view.leaving if item.node_id not in handoff.leaving]
     if handoff.state is HandoffState.PROPOSED and missing:
-        names = ", ".join(item.node_id for item in missing[:8])
+        names = listed(item.node_id for item in missing)
         return Action(Do.DROP_HANDOFF, f"not opened yet, and it does not answer the notice for {names}")
     if handoff.state is HandoffState.PROPOSED and view.absent:
-        return Action(Do.DROP_HANDOFF, f"not opened yet, and no reports come from {', '.join(view.absent[:8])}")
+        return Action(Do.DROP_HANDOFF, f"not opened yet, and no reports come from {listed(view.absent)}")
     if quiet_s > limits.handoff_quiet_s:
         return Action(Do.DROP_HANDOFF, f"no report of it for {quiet_s:.0f} s")
     return Action(Do.NOTHING, f"handoff {handoff.handoff_id} is {handoff.state}", look_again_s=1.0)
@@ -330,7 +330,7 @@ def _suspend_in_time(view: JobView, noticed_at: datetime) -> Action:
 
 
 def _why_it_will_stand(view: JobView) -> str:
-    names = ", ".join(item.node_id for item in view.leaving[:8])
+    names = listed(item.node_id for item in view.leaving)
     return f"{names} will go" if names else f"suspended at {view.suspends_at:%H:%M:%S} UTC as was planned"
 
 
@@ -362,7 +362,7 @@ def _grow_or_stay(view: JobView, limits: JobLimits) -> Action:
     needed = {*view.decision.target.node_ids(), *(view.world.node_ids() if view.world else ())}
     if unheard := [node for node in view.unheard if node in needed]:
         # After an outage of the service or its database, what they have to tell may be that they go.
-        return Action(Do.NOTHING, f"{about}; waits for news from {', '.join(unheard[:8])}", look_again_s=0.5)
+        return Action(Do.NOTHING, f"{about}; waits for news from {listed(unheard)}", look_again_s=0.5)
     return _propose(view, limits, view.decision.target)
 
 

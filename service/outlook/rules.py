@@ -9,6 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from agent.protocol.values import HandoffState
+from liver_core.layout.limits import listed
 from service.elapsed import due, span
 from service.jobs.tables import JobState
 
@@ -118,14 +119,13 @@ def _running(job: JobNow, steps: str) -> Sentence:
 def _going(job: JobNow) -> str:
     if not job.leaving:
         return ""
-    names = ", ".join(node for node, _ in job.leaving[:NAMES_SHOWN])
-    more = f" and {len(job.leaving) - NAMES_SHOWN} more" if len(job.leaving) > NAMES_SHOWN else ""
+    names = listed((node for node, _ in job.leaving), NAMES_SHOWN)
     deadlines = [at for _, at in job.leaving if at is not None]
     verb = "goes" if len(job.leaving) == 1 else "go"
     if not deadlines:
-        return f"{names}{more} {verb}, time unknown."
+        return f"{names} {verb}, time unknown."
     first = min(deadlines)
-    return f"{names}{more} {verb if first > job.now else 'was due'} {due(first, job.now)}."
+    return f"{names} {verb if first > job.now else 'was due'} {due(first, job.now)}."
 
 
 def _after_suspension(job: JobNow) -> str:

@@ -8,6 +8,7 @@ from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 from agent.protocol.sync import PeerKeyKept
+from liver_core.layout.limits import listed
 from service.audit.operations import note_own
 from service.jobs.operations import lock_job, touch
 from service.jobs.tables import ENDED, JobRow
@@ -16,7 +17,6 @@ from service.peer_keys.rules import KeyStep, next_step
 from service.problems import conflict
 
 BATCH = 32
-NAMES_SHOWN = 8
 _KEEPS = text(
     """
     INSERT INTO peer_key_holders (job_id, node_id, number)
@@ -87,6 +87,4 @@ def _drop(session: Session, job: JobRow, *, now: datetime) -> None:
 
 
 def _named(node_ids: Sequence[str]) -> str:
-    shown = ", ".join(node_ids[:NAMES_SHOWN])
-    word = "node" if len(node_ids) == 1 else "nodes"
-    return f"{word} {shown}{' and others' if len(node_ids) > NAMES_SHOWN else ''}"
+    return f"{'node' if len(node_ids) == 1 else 'nodes'} {listed(node_ids)}"

@@ -6,6 +6,7 @@ from math import hypot
 from agent.protocol.jobfile import PolicyRules
 from agent.protocol.values import Placement
 from liver_core.layout import Member
+from liver_core.layout.limits import listed
 from service.planner.choices import (
     Candidates,
     Choice,
@@ -60,7 +61,7 @@ def _decided(inputs: PlanInputs, known: Candidates, found: Weighed | None) -> Pl
     usable = {node.node_id for node in inputs.nodes}
     lost = [node_id for node_id in world.node_ids() if node_id not in usable]
     if lost:
-        return PlannerDecision(PlannerVerdict.MOVE, f"without {', '.join(lost[:8])}: {named}", target)
+        return PlannerDecision(PlannerVerdict.MOVE, f"without {listed(lost)}: {named}", target)
     if str(layout) == str(world.layout):
         return PlannerDecision(PlannerVerdict.STAY, f"{world.layout} on its nodes is still the best choice{wants}")
     now = step_times(inputs).of_layout(world.layout, whole=lies_whole(world.layout, world.members))
@@ -110,7 +111,7 @@ def _chance(expected: StepEstimate, now: StepEstimate) -> float:
 def _at_risk(inputs: PlanInputs, target: Placement) -> str:
     """The target's nodes that a cloud has warned of, for a reason."""
     named = {node.node_id for node in inputs.nodes if node.is_at_risk} & set(target.node_ids())
-    return f" (the cloud may soon take {', '.join(sorted(named)[:8])})" if named else ""
+    return f" (the cloud may soon take {listed(sorted(named))})" if named else ""
 
 
 def _why_nothing(inputs: PlanInputs) -> str:

@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from liver_core.layout.limits import listed
 from service.capacity.wants import store_wants
 from service.context import Context
 from service.db.claims import claim_due, take_back
@@ -223,7 +224,7 @@ def _check_members(session: Session, job: JobRow, action: Action) -> None:
     )
     missing = set(action.target.node_ids()) - set(session.scalars(statement))
     if missing and action.do in (Do.START, Do.PROPOSE):
-        raise NodesTakenError(f"another job took nodes {', '.join(sorted(missing)[:8])}")
+        raise NodesTakenError(f"another job took nodes {listed(sorted(missing))}")
 
 
 def _plans(facts: Situation) -> Plans:

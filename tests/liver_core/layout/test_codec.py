@@ -6,7 +6,7 @@ from typing import Annotated
 import pytest
 
 from liver_core.layout import MessageError, decode, from_json, to_json
-from liver_core.layout.limits import STRICT, Bound, Count, Identifier, Seconds, Text, UtcSeconds, fitting
+from liver_core.layout.limits import STRICT, Bound, Count, Identifier, Seconds, Text, UtcSeconds, fitting, listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +84,7 @@ def test_what_is_no_json_is_refused():
 
 def test_a_text_is_made_to_fit_by_cutting_it_and_by_showing_where_a_nul_was():
     assert fitting("a\0b" * 2, 5) == "a\N{REPLACEMENT CHARACTER}ba\N{REPLACEMENT CHARACTER}"
+
+
+def test_of_many_names_the_first_are_listed_and_the_others_are_counted():
+    assert [listed(iter("abc"), most) for most in (2, 3, 4)] == ["a, b and 1 more", "a, b, c", "a, b, c"]
