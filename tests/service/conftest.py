@@ -175,6 +175,12 @@ def kept_orders_equal_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KeptOrders, "of", checked)
 
 
+@pytest.fixture(autouse=True)
+def no_job_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job whose look took long rests by the real clock, and tests go by their own."""
+    monkeypatch.setattr(jobs._LONG, "rest_s", lambda *_: 0.0)
+
+
 @pytest.fixture
 def context(client: TestClient) -> Context:
     return client.app.state.context  # type: ignore[attr-defined]

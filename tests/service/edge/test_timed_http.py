@@ -135,7 +135,7 @@ def test_a_header_that_goes_on_in_another_line_is_refused(client, fold):
     with served(client.app) as port:
         assert answers(port, folded) == [b"400"]
         # Nothing comes after what is refused, since the answer may be lost where bytes meet a closed connection.
-        known = folded.removesuffix(b"\r\n\r\n")
+        known = head + b"Authorization: Bearer a" + (fold[:3] if fold.startswith(b"\r") else fold[:1])
         assert answers(port, *[known[i : i + 1] for i in range(len(known))]) == [b"400"]
         assert answers(port, head + b"\r\n" + folded) == [b"200", b"400"], "the second on one connection"
         found = answers(port, body + whole)

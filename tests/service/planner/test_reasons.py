@@ -39,19 +39,19 @@ def test_a_start_and_a_move_say_where_and_how_fast():
     )  # fmt: skip
 
 
-def test_of_many_nodes_that_are_lost_or_at_risk_eight_are_named():
+def test_of_many_nodes_that_are_lost_or_at_risk_eight_are_named_and_the_others_counted():
     names = [f"n{at:02}" for at in range(12)]
     rules = job(layouts={"allowed": ["DP12", "DP2"]}, nodes={"min": 2, "max": 12})
     all_of_them = running(ParallelLayout(dp=12), *names, job=rules, step_seconds=(("TP1xPP1xDP2", 2.0),))
     lost = decide(replace(all_of_them, nodes=nodes(*names[10:])))
     assert (lost.verdict, lost.reason) == (
         PlannerVerdict.MOVE,
-        f"without {', '.join(names[:8])}: TP1xPP1xDP2 on 2 of 2 nodes, 2 s measured per step",
+        f"without {', '.join(names[:8])} and 2 more: TP1xPP1xDP2 on 2 of 2 nodes, 2 s measured per step",
     )
     risky = tuple(PlanNode(name, 1, is_at_risk=name != "n01") for name in [*reversed(names), "other"])
     start = decide(PlanInputs(rules, risky, step_seconds=(("TP1xPP1xDP12", 2.0),)))
     others = [name for name in names if name != "n01"][:8]
-    assert f"2 s measured per step (the cloud may soon take {', '.join(others)})" in start.reason
+    assert f"2 s measured per step (the cloud may soon take {', '.join(others)} and 3 more)" in start.reason
 
 
 def test_a_node_at_risk_that_the_target_does_not_use_is_not_named():
