@@ -22,10 +22,12 @@ class TimedHttpProtocol(HttpToolsProtocol):
     head_s_max = HEAD_S_MAX
     _head_timer: asyncio.TimerHandle | None = None
     _in_head = True
+    _heads = 0
+    """That became whole."""
     _head_bytes = 0
     """Of the parts of a head that are whole."""
     _unfinished_bytes = 0
-    """Since the head began, of what came while it was under way."""
+    """Of a head that is under way, but for what came in one piece with the request before it."""
     _refused = ""
     """Why the head that came last is refused, while others before it are being answered."""
 
@@ -36,9 +38,9 @@ class TimedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes may complete a head; if none is under way, they begin one."""
-        was_in_head = self._in_head
+        was_in_head, heads = self._in_head, self._heads
         super().data_received(data)
-        if was_in_head and self._in_head and not self.transport.is_closing():
+        if was_in_head and self._heads == heads and not self.transport.is_closing():
             self._unfinished_bytes += len(data)
             if self._unfinished_bytes > HEAD_BYTES_MAX:
                 self.send_400_response("The head of the request is too large.")
@@ -63,6 +65,7 @@ class TimedHttpProtocol(HttpToolsProtocol):
         """The head is whole, and its request begins."""
         super().on_headers_complete()
         self._in_head, self._unfinished_bytes = False, 0
+        self._heads += 1
 
     def on_message_complete(self) -> None:
         """What comes next is another head."""
