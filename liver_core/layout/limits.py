@@ -12,6 +12,8 @@ NODES_MAX = 10_000
 SLOTS_MAX = 1_024
 REASON_CHARS_MAX = 2_000
 NAME_CHARS_MAX = 256
+NAMED_MAX = 8
+"""Of many names in a sentence."""
 COUNT_MAX = 2**53 - 1
 """Above it a JSON number is not the same integer for every reader."""
 GENERATION_MAX = COUNT_MAX
@@ -43,9 +45,6 @@ class Checked:
         from pydantic import AfterValidator
 
         return AfterValidator(self._check).__get_pydantic_core_schema__(source, handler)
-
-
-NAMED_MAX = 8
 
 
 def fitting(text: str, chars_max: int = REASON_CHARS_MAX) -> str:

@@ -219,7 +219,8 @@ def _closing(scope: Scope) -> Mapping[str, str]:
 
 
 def _check_form(scope: Scope, headers: Headers) -> None:
-    """Two lengths for one body mean two requests to whoever reads them differently; so does an unknown version."""
+    """Two lengths for one body mean two requests to whoever reads them differently; so do several hosts, and an unknown
+    version."""
     if "transfer-encoding" in headers and "content-length" in headers:
         detail = "Content-Length and Transfer-Encoding may not come together"
     elif scope["http_version"] == "1.1" and len(headers.getlist("host")) != 1:

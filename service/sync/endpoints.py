@@ -29,8 +29,9 @@ from service.tokens.operations import Caller
 from service.turns import LostTurn
 
 router = APIRouter(prefix="/agent/v1", tags=["agents"])
-BODY_BYTES_MAX = {f"{router.prefix}/sync": REPORT_BYTES_MAX}
 SHORT = ("POST", f"{router.prefix}/sync")
+"""What is answered past FastAPI's routing."""
+BODY_BYTES_MAX = {SHORT[1]: REPORT_BYTES_MAX}
 READ_HERE_BYTES_MAX = 64 * 1024
 END_LOOK_S = 15.0
 """How often an idle wake stream looks whether it ends, should nobody wake it then."""
@@ -50,7 +51,7 @@ async def _reading_of(request: Request, context: Context) -> Reading:
     summary="Report the state of one node, get its orders",
     response_model=SyncOrders,
     openapi_extra=_BODY,
-    dependencies=[Depends(require_node)],
+    dependencies=[Depends(require_node)],  # For the API's description: the shortcut goes past it.
 )
 async def sync(request: Request) -> Response:
     """Level-triggered and idempotent on (agent_incarnation, report_seq). 409: another protocol version, or a later

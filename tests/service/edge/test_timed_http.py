@@ -145,7 +145,7 @@ def test_a_header_that_goes_on_in_another_line_is_refused(client, fold):
 @pytest.mark.parametrize("end", [b"", b"\r\n\r\n"])
 @pytest.mark.parametrize(("before", "piece"), [(b"GET /", b"a"), (b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: ", b"b")])
 def test_a_head_that_is_too_large_is_refused_whole_or_not(client, before, piece, end):
-    fits = before.replace(b"GET /a", b"GET /") + piece * (HEAD_BYTES_MAX - 200)
+    fits = before + piece * (HEAD_BYTES_MAX - 200)
     rest = (
         b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" if before == b"GET /" else b"\r\nConnection: close\r\n\r\n"
     )
