@@ -20,6 +20,7 @@ from service.db.wake import TOKENS, WakeHub
 from service.db.writing import WriteCheck
 from service.lanes import AGENTS_WAIT_S, PEOPLE_WAIT_S, Lane, Readers
 from service.nodes.listening import Listening
+from service.pressing import Pressing
 from service.problems import ProblemError, unauthenticated, unknown
 from service.repeats.operations import claim
 from service.sessions.operations import find_session
@@ -50,6 +51,7 @@ class Context:
     hub: WakeHub
     clock: Clock
     recent_nodes: RecentNodes = field(default_factory=RecentNodes)
+    pressing: Pressing = field(default_factory=Pressing)
     turns: Turns = field(default_factory=Turns)
     orders: KeptOrders = field(default_factory=KeptOrders)
     told: ToldOrders = field(default_factory=ToldOrders)
@@ -85,9 +87,9 @@ class Context:
         object.__setattr__(self, "agents", agents)
         object.__setattr__(self, "people", people)
         object.__setattr__(self, "readers", Readers(agents, outage=base.outage))
-        calm = CalmReports(agents, self.orders, self.told, self.clock, self.settings)
+        calm = CalmReports(agents, self.orders, self.told, self.clock, self.settings, self.pressing)
         object.__setattr__(self, "calm", calm)
-        news = News(agents, self.orders, self.told, self.clock, lost_after_s=self.settings.lost_after_s)
+        news = News(agents, self.orders, self.told, self.clock, self.pressing, lost_after_s=self.settings.lost_after_s)
         object.__setattr__(self, "news", news)
         data_dir = base.embedded.pgdata if base.embedded is not None else None
         object.__setattr__(self, "writing", WriteCheck(base.sessions, data_dir))

@@ -2,7 +2,8 @@
 a world at work. Nearly all are calm, so those of many nodes are stored in one transaction: a statement is one for all.
 
 Whoever says anything else is left out here and stored alone (`service.sync.operations`), with the same result. So is
-whoever would have to be waited for, if that lasts. Locks are taken in the same order: nodes, jobs, steps, ledger.
+whoever would have to be waited for, if that lasts. What presses goes first (`service.pressing`). Locks are taken in the
+same order: nodes, jobs, steps, ledger.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ from service.metrics.operations import store_metrics
 from service.nodes.operations import Heard, has_changed, heard_of, lock_free_nodes, store_heard
 from service.nodes.skew import in_service_time, off_by
 from service.nodes.tables import NodeRow
+from service.pressing import Pressing
 from service.problems import ProblemError
 from service.settings import ServiceSettings
 from service.sync.accounts import only_grows
@@ -37,6 +39,9 @@ from service.sync.intake import Intake
 from service.sync.reading import Reading
 from service.sync.sifting import is_all_taken
 
+TOGETHER_S = 0.08
+"""Reports that come within it are stored together. Nobody waits for what is in their answers, and one transaction takes
+as much processor time as seven reports (docs/benchmarks.md)."""
 FACTS_MAX = 256
 LOG_CHARS_MAX = 64 * 1024
 _MORE = ("notices", "handoffs", "declined", "checkpoints", "stores", "finished", "answering", "peer_keys")
@@ -97,13 +102,15 @@ class CalmReports:
         told: ToldOrders,
         clock: Callable[[], datetime],
         settings: ServiceSettings,
+        pressing: Pressing,
     ) -> None:
         self._lane = lane
         self._orders = orders
         self._told = told
         self._clock = clock
         self._settings = settings
-        self._gathering: Gathering[CalmAsk, str | Left] = Gathering(self._work)
+        self._pressing = pressing
+        self._gathering: Gathering[CalmAsk, str | Left] = Gathering(self._work, every_s=TOGETHER_S)
         self._in_line: Gathering[CalmAsk, str | Left] = Gathering(partial(self._work, in_turn=True))
 
     async def answer(self, ask: CalmAsk) -> str | None:
@@ -135,11 +142,14 @@ class CalmReports:
         settings = self._settings
         limits = {"poll_s": settings.agent_poll_s, "lost_after_s": settings.lost_after_s}
         silences = {"silent_after_s": settings.silent_after_s, "gone_after_s": settings.gone_after_s}
+        pause = self._pressing.let_pass()
+        pause()
         with sessions() as session:
             now = self._clock()
             with session.begin():
-                stored = store_calm(session, asks, **silences, now=now, in_turn=in_turn)
+                stored = store_calm(session, asks, **silences, now=now, in_turn=in_turn, pause=pause)
             # Nobody waits for a lock while orders are made.
+            pause()
             intakes = [item for item in stored if isinstance(item, Intake)]
             standing = (row for intake in intakes for row in standing_of(intake))
             self._orders.make(session, standing, lost_after_s=settings.lost_after_s, now=now)
@@ -164,8 +174,10 @@ def store_calm(
     gone_after_s: float,
     now: datetime,
     in_turn: bool = False,
+    pause: Callable[[], None] = lambda: None,
 ) -> list[Intake | Left]:
-    """Store those reports that are calm. `in_turn`: wait for their jobs. Raises Unsettled, and nothing is stored."""
+    """Store those reports that are calm. `in_turn`: wait for their jobs. `pause`: called where others may go first, as
+    `service.pressing` says. Raises Unsettled, and nothing is stored."""
     by_node = {ask.reading.report.node.node_id: ask for ask in asks if not ask.is_gone()}
     found: list[_Calm] = []
     # The first report of an agent may be the first of its node, whose row nobody can have.
@@ -180,9 +192,11 @@ def store_calm(
             report = in_service_time(ask.reading.report, off_by(heard.clock.ahead_s))
             intake = Intake(session, report, node, now, list(ask.reading.refusals), silent_after_s, gone_after_s)
             found.append(_Calm(intake, heard))
+    pause()
     found = _at_work(session, found, now=now)
     leases = open_leases(session, [item.node_id for item in found])
     found = [item for item in found if _goes_on(item.intake, leases.get(item.node_id))]
+    pause()  # For the last time: jobs are locked from here on, which others wait for.
     behind = _store_progress(session, found, now=now, in_turn=in_turn)
     for item in found:
         in_the_way = [is_busy for job_id, is_busy in behind.items() if job_id in item.intake.jobs]

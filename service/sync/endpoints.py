@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
@@ -92,7 +92,8 @@ def _sync(
     context: Context, reading: Reading, caller: Caller, is_gone: Callable[[], bool], arrived: datetime | None = None
 ) -> str:
     settings = context.settings
-    with context.agents.sessions() as session:
+    presses = context.pressing.at_work() if reading.report.notices else nullcontext()
+    with presses, context.agents.sessions() as session:
         with session.begin():
             session.connection()
             if is_gone():

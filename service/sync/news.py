@@ -11,6 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from service.gathering import Gathering
 from service.lanes import Lane
+from service.pressing import Pressing
 from service.problems import ProblemError
 from service.sync.answers import KeptOrders, Rendered, StandingNow, ToldOrders, news_for, standing_nodes
 
@@ -32,6 +33,7 @@ class News:
         orders: KeptOrders,
         told: ToldOrders,
         clock: Callable[[], datetime],
+        pressing: Pressing,
         *,
         lost_after_s: float,
     ) -> None:
@@ -39,6 +41,7 @@ class News:
         self._orders = orders
         self._told = told
         self._clock = clock
+        self._pressing = pressing
         self._lost_after_s = lost_after_s
         # What has changed since a look began needs another look: nobody waits for the time between two.
         self._gathering: Gathering[_Ask, _Found | None] = Gathering(self._look, most=TOGETHER_MAX, every_s=0.0)
@@ -69,7 +72,7 @@ class News:
 
     def _made(self, asked: frozenset[_Ask]) -> dict[_Ask, _Found]:
         now, orders = self._clock(), {}
-        with self._lane.reading() as session:
+        with self._pressing.at_work(), self._lane.reading() as session:
             standing = standing_nodes(session, asked)
             jobs = {row.job_id: row for row in standing.values()}
             if len(jobs) > 1:

@@ -8,10 +8,12 @@ from sqlalchemy import select, text
 
 from agent.protocol.sync import LOG_CHUNK_CHARS_MAX, LogChunk, SyncOrders
 from liver_core.handoff import RankStage
+from service import pressing
 from service.jobs.tables import JobRow, JobState, JobStepRow, RankLogRow
 from service.ledger.tables import IntervalRow
 from service.nodes.tables import NodeRow
 from service.sync import calm as calm_reports
+from service.sync import endpoints
 from tests.service.fake_agent import FakeAgent, step_row
 from tests.service.waiting import until
 
@@ -365,3 +367,34 @@ def test_a_large_report_is_stored_alone(training, clock, tries, part):
         said["steps"] += tuple(row.model_copy(update={"step": 7 + n}) for n in range(calm_reports.FACTS_MAX))
     agents["a"].sync(**said)
     assert tries == []
+
+
+def test_calm_reports_let_a_notice_pass_that_is_being_stored(running, context, clock, monkeypatch, tries):
+    """They wait for it without a lock that it needs, and no longer than stated."""
+    _, agent, other = running
+    for step in (2, 4):
+        agent.sync(**work(agent, step, clock))
+        other.sync(**work(other, step, clock))
+    tries.clear()
+    monkeypatch.setattr(pressing, "LET_PASS_S", WITHIN_S)
+    is_storing, may_end = threading.Event(), threading.Event()
+    apply_report = endpoints.apply_report
+
+    def slow(*arguments, **named):
+        found = apply_report(*arguments, **named)
+        is_storing.set()
+        assert may_end.wait(WITHIN_S)
+        return found
+
+    monkeypatch.setattr(endpoints, "apply_report", slow)
+    with ThreadPoolExecutor(2) as pool:
+        told = pool.submit(agent.sync, notices=(agent.notice(),))
+        assert is_storing.wait(WITHIN_S)
+        calm = pool.submit(other.sync, **work(other, 6, clock))
+        with pytest.raises(TimeoutError):
+            calm.result(timeout=0.2)
+        assert tries == []
+        may_end.set()
+        for report in (told, calm):
+            report.result(timeout=WITHIN_S)
+    assert not context.pressing.is_on
