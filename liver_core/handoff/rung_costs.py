@@ -18,6 +18,8 @@ NEWEST = 8
 """Of so many handoffs of a rung the median is taken."""
 COMPARED = (Rung.LIVE, Rung.STOP_AND_COPY)
 """Both need no restart, do no batch again, and leave the choice: the others are for where time is short."""
+NOISE_STEPS = 0.1
+"""So much of a step is noise at least: one rung costs less than another only by more than that."""
 BUILD_GUESS_SHARE, STREAM_GUESS_SHARE = 0.25, 0.25
 """Guesses: so much of the time to build, and to stream, is lost to training beside it."""
 
@@ -100,6 +102,17 @@ def estimate_costs(inputs: LadderInputs, measured: Sequence[MeasuredCost]) -> tu
     return tuple(costs)
 
 
+def noise_s(inputs: LadderInputs, measured: Sequence[MeasuredCost]) -> float:
+    """By how much costs of one rung differ from their median, in the median; of the rung where that is more."""
+    found = [NOISE_STEPS * inputs.step_s]
+    for rung in COMPARED:
+        before = [each.parts.total_s - each.parts.after_s for each in newest(measured) if each.rung is rung]
+        if before:
+            middle_s = median(before)
+            found.append(median(abs(each_s - middle_s) for each_s in before))
+    return max(found)
+
+
 def choose_by(
     prefer: Prefer, inputs: LadderInputs, measured: Sequence[MeasuredCost]
 ) -> tuple[RungChoice, tuple[RungCost, ...]]:
@@ -109,13 +122,14 @@ def choose_by(
         case Prefer.PAUSE:
             return choice, costs
         case Prefer.TOTAL:
-            return _least(choice, inputs, costs), costs
+            return _least(choice, inputs, costs, noise_s=noise_s(inputs, measured)), costs
         case _:
             assert_never(prefer)
 
 
-def _least(choice: RungChoice, inputs: LadderInputs, costs: Sequence[RungCost]) -> RungChoice:
-    """What the ladder has chosen, or stop-and-copy where that fits as well and costs less in all."""
+def _least(choice: RungChoice, inputs: LadderInputs, costs: Sequence[RungCost], *, noise_s: float) -> RungChoice:
+    """What the ladder has chosen, or stop-and-copy where that fits as well and the other does not cost less in all:
+    by no more than noise is not less, and stop-and-copy is the one that does less work beside training."""
     if choice.rung is not Rung.LIVE:
         return choice
     live, copied = (next(cost for cost in costs if cost.rung is rung) for rung in COMPARED)
@@ -124,9 +138,10 @@ def _least(choice: RungChoice, inputs: LadderInputs, costs: Sequence[RungCost]) 
         return _said(choice, "what rungs cost in all was not measured yet, so the shortest pause counts")
     if weighed.refusal:
         return _said(choice, f"{copied.rung} costs {copied}, but {weighed.refusal}")
-    if live.total_s <= copied.total_s:
+    if live.total_s <= copied.total_s - noise_s:
         return _said(choice, f"costs {live}; {copied.rung} {copied}")
-    verdicts = (*choice.verdicts[:-1], (live.rung, f"costs {live}"), (copied.rung, f"costs {copied}"))
+    noise = f", less by no more than noise ({noise_s:.2f} s)" if live.total_s < copied.total_s else ""
+    verdicts = (*choice.verdicts[:-1], (live.rung, f"costs {live}{noise}"), (copied.rung, f"costs {copied}"))
     return RungChoice(copied.rung, weighed.seconds, verdicts)
 
 
