@@ -237,14 +237,18 @@ class NoticeResponse:
 
     def _moments(self, leaving: dict[str, list[NoticeFact]]) -> Leaving:
         """When each was heard first, and by when the node's state must be elsewhere. A node whose time has run out is
-        left behind too, but does not take their time from the others."""
+        left behind too, but does not take their time from the others. Where all have only what is reserved for delays,
+        that is used: a loss is certain without it."""
         now, budget = self._node.now(), self._node.budget
         found: Leaving = {}
+        ends: list[float] = []
         for name, facts in leaving.items():
             heard_at = min(fact.first_seen_utc for fact in facts)
             safe_by = min(budget.safe_by_utc(fact.first_seen_utc, fact.deadline_utc) for fact in facts)
             found[name] = (heard_at.timestamp(), safe_by.timestamp())
-        in_time = min((safe_by for _, safe_by in found.values() if safe_by > now), default=None)
+            ends.append(min(budget.node_gone_utc(fact.first_seen_utc, fact.deadline_utc) for fact in facts).timestamp())
+        safe = [safe_by for _, safe_by in found.values()]
+        in_time = next((min(left) for times in (safe, ends) if (left := [at for at in times if at > now])), None)
         if in_time is None:
             return found
         return {name: (heard, safe_by if safe_by > now else in_time) for name, (heard, safe_by) in found.items()}

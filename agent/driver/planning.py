@@ -197,7 +197,7 @@ def _layer_parameters(model: ModelShape) -> int:
 
 def intent_of(order: JobOrder, wanted: HandoffOrder, active: Roster, *, now: float, budget: WarningBudget) -> Intent:
     """What the service proposes: until the deadline of its notices where there are any, counted from when the first of
-    them was heard."""
+    them was heard. What is reserved of that for delays is used where nothing else is left."""
     plan = Plan(wanted.target.layout, wanted.target.members, wanted.plan_digest, wanted.reason)
     deadline, notice_at = now + HANDOFF_DEADLINE_S, None
     if wanted.leaving or wanted.deadline_utc is not None:
@@ -205,6 +205,7 @@ def intent_of(order: JobOrder, wanted: HandoffOrder, active: Roster, *, now: flo
         notice_at = min((fact.first_seen_utc for fact in heard), default=wanted.proposed_utc).timestamp()
         if wanted.deadline_utc is not None:
             deadline = budget.safe_by_utc(utc(notice_at), wanted.deadline_utc).timestamp()
+            deadline = deadline if deadline > now else wanted.deadline_utc.timestamp()
     leaving = frozenset(wanted.leaving)
     return Intent(str(wanted.handoff_id), wanted.cause, plan, active, leaving, deadline, notice_at)
 

@@ -171,7 +171,8 @@ def stopped_among(ranks: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[tuple
 def away_of(silent: Sequence[str], overdue: Sequence[str], due: Sequence[str], heard: Set[str | None]) -> list[str]:
     """The nodes to look for behind ranks that only miss a peer: those that are not heard, but for those in `heard`,
     which report so themselves. Where notices of such nodes ran out (`due`, in that order) it is the first: that one is
-    gone as it was announced, though its silence is too short to count as more than an `overdue` report."""
+    gone as it was announced, though its silence is too short to count as more than an `overdue` report, or only as one
+    that has not come since the ranks felt it."""
     gone = next((node for node in due if node in (*silent, *overdue) and node not in heard), None)
     return [node for node in silent if node not in heard] if gone is None else [gone]
 

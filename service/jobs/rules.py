@@ -128,7 +128,8 @@ def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
         known = first_of(error.cause for error in view.errors)
         shown = next(error.shown for error in view.errors if error.cause == known)
         due = ran_out(((item.node_id, item.deadline_at) for item in view.leaving), view.now)
-        silent, overdue = _needed(view, (*view.gone, *view.silent)), _needed(view, view.unheard)
+        silent = _needed(view, (*view.gone, *view.silent))
+        overdue = _needed(view, (*view.unheard, *view.unconfirmed))
         away = away_of(silent, overdue, due, {error.node for error in view.errors})
         cause = behind(known, away, view.unharmed)
         if cause is not None and cause != known:

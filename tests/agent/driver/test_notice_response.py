@@ -413,21 +413,6 @@ def test_of_two_sources_the_one_that_names_the_earlier_end_counts_until_it_is_wi
     asyncio.run(run())
 
 
-def test_a_node_whose_time_has_run_out_does_not_take_the_others_time(order: JobOrder) -> None:
-    async def run() -> None:
-        scene = Scene(order)
-        await scene.hear(notice("d", 20))
-        await scene.hear(notice("c", 120))
-        scene.now += 19
-        await scene.response.consider(order)
-        leaving = scene.lead.asked[-1][1]
-        assert {name: safe_by for name, (_, safe_by) in leaving.items()} == {
-            "c": near(START_S + 105), "d": near(START_S + 105),
-        }  # fmt: skip
-
-    asyncio.run(run())
-
-
 def test_a_node_that_follows_another_leader_opens_nothing_of_its_own(order: JobOrder) -> None:
     async def run() -> None:
         scene = Scene(order)

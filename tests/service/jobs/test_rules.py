@@ -290,6 +290,7 @@ def test_of_several_nodes_that_are_not_heard_the_one_whose_notice_ran_out_first_
     assert first.reason.startswith("b is not heard; rank 0 on node a is failed; restart")
     assert act(replace(gone, silent=(), unheard=("b",))).cause == first.cause, "an overdue report will do"
     assert act(replace(gone, silent=(), unheard=())).cause == FirstCause(FailedPart.PEER, step=50), "both are heard"
+    assert act(replace(gone, silent=(), unharmed=(("b", 1),), unconfirmed=("b",))).cause == first.cause, "since then"
     later = (leaving[0], Leaving("b", at(-40), at(6)))
     assert act(replace(gone, leaving=later)).cause == FirstCause(FailedPart.NODE, "c", step=50)
     complains = RankError("rank 1 on node b is failed", "it misses a peer", "b", 1, 50, FELT)

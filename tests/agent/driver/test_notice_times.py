@@ -1,0 +1,78 @@
+"""By when the state of nodes that go must be elsewhere: before what is reserved for delays, or with it if need be."""
+
+import asyncio
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from agent.driver.planning import intent_of
+from agent.notices.warning_budget import warning_budget
+from agent.protocol.sync import HandoffOrder, JobOrder, Provider
+from agent.protocol.values import HandoffCause, Placement, utc
+from tests.agent.driver.test_notice_response import ACTIVE, FOUR, START_S, Scene, near, notice
+from tests.agent.stub_service import StubService
+from tests.agent.waiting import fake_job
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> JobOrder:
+    return StubService(fake_job(tmp_path), FOUR).order()
+
+
+def test_a_node_whose_time_has_run_out_does_not_take_the_others_time(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order)
+        await scene.hear(notice("d", 20))
+        await scene.hear(notice("c", 120))
+        scene.now += 19
+        await scene.response.consider(order)
+        leaving = scene.lead.asked[-1][1]
+        assert {name: safe_by for name, (_, safe_by) in leaving.items()} == {
+            "c": near(START_S + 105), "d": near(START_S + 105),
+        }  # fmt: skip
+
+    asyncio.run(run())
+
+
+def test_where_all_have_only_what_is_reserved_for_delays_that_is_used(order: JobOrder) -> None:
+    """Of 24 s an eighth is reserved. Whoever could lead may have stood still until then."""
+
+    async def moments_at(after_s: float) -> dict[str, float]:
+        scene = Scene(order)
+        await scene.hear(notice("d", 24))
+        await scene.hear(notice("c", 28, seen_s=4))
+        scene.now += after_s
+        await scene.response.consider(order)
+        return {name: round(safe_by - START_S, 3) for name, (_, safe_by) in scene.lead.asked[-1][1].items()}
+
+    async def run() -> None:
+        assert await moments_at(20.9) == {"d": 21.0, "c": 25.0}
+        assert await moments_at(21.5) == {"d": 25.0, "c": 25.0}, "c still has more than what is reserved"
+        assert await moments_at(25.5) == {"d": 28.0, "c": 28.0}, "d has gone"
+        assert await moments_at(28.5) == {"d": 21.0, "c": 25.0}, "both have: nothing is left"
+        scene = Scene(order)
+        await scene.hear(notice("d", 24))
+        scene.now += 21.5
+        await scene.response.consider(order)
+        assert scene.lead.asked[-1][1]["d"] == (START_S, near(START_S + 24)), "it may be there until then"
+
+    asyncio.run(run())
+
+
+def test_a_proposal_of_the_service_may_use_what_is_reserved_for_delays_where_nothing_else_is_left(
+    order: JobOrder,
+) -> None:
+    wanted = HandoffOrder(
+        handoff_id=uuid4(),
+        parent=1,
+        cause=HandoffCause.NOTICE,
+        leaving=("d",),
+        target=Placement(layout=ACTIVE.layout, members=ACTIVE.members),
+        reason="without d",
+        proposed_utc=utc(START_S),
+        deadline_utc=utc(START_S + 24),
+    )
+    for after_s, expected_s in ((10, 21), (20.9, 21), (21.5, 24), (25, 24)):
+        intent = intent_of(order, wanted, ACTIVE, now=START_S + after_s, budget=warning_budget(Provider.AWS))
+        assert intent.deadline_utc == near(START_S + expected_s), after_s
