@@ -30,9 +30,8 @@ class CopyRuns:
     def __post_init__(self) -> None:
         if self.source_offset < 0 or self.target_offset < 0 or self.length < 1 or self.count < 1:
             raise PlanError(f"{self}: offsets must not be negative, length and count must be positive")
-        least = self.length if self.count > 1 else 0
         strides = (self.source_stride, self.target_stride)
-        if min(strides) < least or (self.count == 1 and any(strides)):
+        if any(strides) if self.count == 1 else min(strides) < self.length:
             raise PlanError(f"{self}: strides must be at least the length, and 0 for a single run")
 
     @property

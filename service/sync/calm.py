@@ -149,7 +149,6 @@ class CalmReports:
             with session.begin():
                 stored = store_calm(session, asks, **silences, now=now, in_turn=in_turn, pause=pause)
             # Nobody waits for a lock while orders are made.
-            pause()
             intakes = [item for item in stored if isinstance(item, Intake)]
             standing = (row for intake in intakes for row in standing_of(intake))
             self._orders.make(session, standing, lost_after_s=settings.lost_after_s, now=now)
