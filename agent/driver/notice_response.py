@@ -6,7 +6,7 @@ nothing comes of it. The service learns of it in parallel, through sync.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from agent.driver.lead import Lead, Leaving
@@ -247,11 +247,15 @@ class NoticeResponse:
             safe_by = min(budget.safe_by_utc(fact.first_seen_utc, fact.deadline_utc) for fact in facts)
             found[name] = (heard_at.timestamp(), safe_by.timestamp())
             ends.append(min(budget.node_gone_utc(fact.first_seen_utc, fact.deadline_utc) for fact in facts).timestamp())
-        safe = [safe_by for _, safe_by in found.values()]
-        in_time = next((min(left) for times in (safe, ends) if (left := [at for at in times if at > now])), None)
+        in_time = _next_of((safe_by for _, safe_by in found.values()), now) or _next_of(ends, now)
         if in_time is None:
             return found
         return {name: (heard, safe_by if safe_by > now else in_time) for name, (heard, safe_by) in found.items()}
+
+
+def _next_of(times: Iterable[float], now: float) -> float | None:
+    """The first that is not past, seconds since 1970."""
+    return min((at for at in times if at > now), default=None)
 
 
 def _earliest(facts: list[NoticeFact]) -> datetime | None:

@@ -271,11 +271,6 @@ def proposal(cause: HandoffCause, *nodes: str, leaving: tuple[str, ...] = ()) ->
     )
 
 
-@pytest.fixture
-def order(tmp_path: Path) -> JobOrder:
-    return StubService(fake_job(tmp_path), FOUR).order()
-
-
 def test_who_has_just_been_asked_to_lead_by_another_node_is_in_touch_with_it(order: JobOrder) -> None:
     async def scenario() -> None:
         scene = Scene(order)

@@ -1,23 +1,13 @@
 """By when the state of nodes that go must be elsewhere: before what is reserved for delays, or with it if need be."""
 
 import asyncio
-from pathlib import Path
 from uuid import uuid4
-
-import pytest
 
 from agent.driver.planning import intent_of
 from agent.notices.warning_budget import warning_budget
 from agent.protocol.sync import HandoffOrder, JobOrder, Provider
 from agent.protocol.values import HandoffCause, Placement, utc
-from tests.agent.driver.test_notice_response import ACTIVE, FOUR, START_S, Scene, near, notice
-from tests.agent.stub_service import StubService
-from tests.agent.waiting import fake_job
-
-
-@pytest.fixture
-def order(tmp_path: Path) -> JobOrder:
-    return StubService(fake_job(tmp_path), FOUR).order()
+from tests.agent.driver.test_notice_response import ACTIVE, START_S, Scene, near, notice
 
 
 def test_a_node_whose_time_has_run_out_does_not_take_the_others_time(order: JobOrder) -> None:

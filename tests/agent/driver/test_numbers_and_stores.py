@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,13 +23,7 @@ from liver_core.handoff.proposer import ProposerState
 from tests.agent.driver.lead_scene import ACTIVE, FOUR, all_say
 from tests.agent.driver.lead_scene import Scene as LeadScene
 from tests.agent.driver.test_notice_response import Scene
-from tests.agent.stub_service import JOB_ID, StubService
-from tests.agent.waiting import fake_job
-
-
-@pytest.fixture
-def order(tmp_path: Path) -> JobOrder:
-    return StubService(fake_job(tmp_path), FOUR).order()
+from tests.agent.stub_service import JOB_ID
 
 
 def test_a_lead_takes_no_number_that_a_rank_of_its_node_has_seen_another_lead_use(order: JobOrder) -> None:

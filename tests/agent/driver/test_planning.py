@@ -61,11 +61,6 @@ FOUR = ("a", "b", "c", "d")
 ACTIVE = roster_of(1, FOUR)
 
 
-@pytest.fixture
-def order(tmp_path: Path) -> JobOrder:
-    return StubService(fake_job(tmp_path), FOUR).order()
-
-
 def plan(
     order: JobOrder, *leaving: str, left_s: float = 105.0, waited_s: float = 0.0, service_is_there: bool = True
 ) -> Plan | Wait | NoPlan:
