@@ -99,7 +99,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--repeats", type=int, default=None)
     parser.add_argument("--report", type=Path, default=Path("build/reports/handoff.json"))
-    parser.add_argument("--device-time", action="store_true", help=LABEL)
+    parser.add_argument("--device-time", action="store_true", help=LABEL.replace("%", "%%"))
     given = parser.parse_args(arguments)
     sizes, changes, modes = (tuple(getattr(given, name).split(",")) for name in ("sizes", "changes", "modes"))
     for name, values, known in (("changes", changes, [each.name for each in CHANGES]), ("modes", modes, MODES)):

@@ -13,11 +13,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from liver_core.certificate import MASK, CertificatePlan, chained_sums
+from liver_core.device import is_host
 from liver_core.device.threads import background
 from liver_core.handoff.messages import Order, PreparePhase
 from liver_core.layout import Manifest
-from liver_core.memory.memory_budget import BudgetRefused, derive, replay_bytes
+from liver_core.memory.memory_budget import (
+    TILE_ELEMENTS_IN_HOST_MEMORY,
+    TILE_ELEMENTS_MOST,
+    BudgetRefused,
+    derive,
+    replay_bytes,
+)
 from liver_core.memory.memory_placement import MemoryPlacement
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.memory_account import MemoryAccount
@@ -48,14 +57,19 @@ PATIENCE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """`tile_elements`: the maximum. A tile of a few MB is read in milliseconds, so a step seldom happens during a read.
+    """`tile_elements`: the longest tile, if the budget allows; None: 2^24 on a GPU, 2^20 in host memory.
     `ring_depth`: slots of a source's ring, if the budget allows; None: two on a GPU, where a slot is dear, four in host
-    memory. `share`: the largest share of time that a target's
-    thread may work, above 0 and at most 1."""
+    memory. `share`: the largest share of time that a target's thread may work, above 0 and at most 1."""
 
-    tile_elements: int = 1 << 20
+    tile_elements: int | None = None
     ring_depth: int | None = None
     share: float = 1.0
+
+    def longest_tile(self, device: torch.device) -> int:
+        """Elements of the longest tile where steps are replayed on `device`."""
+        if self.tile_elements is not None:
+            return self.tile_elements
+        return TILE_ELEMENTS_IN_HOST_MEMORY if is_host(device) else TILE_ELEMENTS_MOST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,7 +352,7 @@ class LiveTarget:
             raise StreamRefused(str(error), PreparePhase.REPLAY) from error
         except BudgetRefused as error:
             raise StreamRefused(str(error)) from error
-        return min(sizes.tile_elements, self._settings.tile_elements)
+        return min(sizes.tile_elements, self._settings.longest_tile(self._live.device))
 
     def _following(self, inputs: TargetInputs, tile_elements: int) -> Following:
         plan, request, active, beside = inputs.plan, inputs.request, inputs.active, inputs.beside
