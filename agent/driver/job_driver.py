@@ -433,8 +433,8 @@ class JobDriver:
         if not pulses:
             return Pulse(0, 0.0, self._step_s_elsewhere, *self._saved)
         last = max(pulses, key=lambda pulse: pulse.step)
-        age_s = time.monotonic() - last.stepped_at if last.seconds else 0.0
-        return Pulse(last.step, age_s, max(pulse.median_s() for pulse in pulses), *self._saved)
+        slowest = max(pulses, key=lambda pulse: pulse.median_s())
+        return Pulse(last.step, last.step_age_s(time.monotonic()), slowest.median_s(), *self._saved, slowest.deviation_s())
 
     # Step leases.
 

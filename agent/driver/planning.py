@@ -81,13 +81,15 @@ class NoPlan:
 @dataclass(frozen=True, slots=True)
 class Pulse:
     """How the job steps on this node: the last step, how long ago it ended, and the median seconds of one. `save_s`:
-    of its newest checkpoint, None if this node has reported none."""
+    of its newest checkpoint, None if this node has reported none. `deviation_s`: how far the last steps lie from their
+    median, in the median; None after too few steps."""
 
     step: int
     step_age_s: float
     median_step_s: float
     checkpoint_step: int | None
     save_s: float | None = None
+    deviation_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +276,7 @@ def ladder_inputs(
         ranks_staying=len(source.members) - len(going),
         rescue_failure=learned.rescue_failure if learned.rescue_failed_in == source.generation else "",
         part_s=None if part is None else part * pulse.median_step_s,
+        step_deviation_s=pulse.deviation_s,
     )
 
 

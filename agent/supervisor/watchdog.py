@@ -7,7 +7,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
+from liver_core.handoff.rung_costs import deviation
+
 HISTORY_STEPS = 32
+DEVIATION_STEPS = 5
 FACTOR = 20.0
 LEAST_S = 30.0
 START_S = 300.0
@@ -48,6 +51,14 @@ class RankPulse:
     def median_s(self) -> float:
         """Median seconds of the last steps, 0 before the first."""
         return median(self.seconds) if self.seconds else 0.0
+
+    def step_age_s(self, now: float) -> float:
+        """Seconds since its last step, 0 before the first."""
+        return now - self.stepped_at if self.seconds else 0.0
+
+    def deviation_s(self) -> float | None:
+        """How far the last steps lie from their median, in the median; None with too few of them to say."""
+        return deviation(self.seconds) if len(self.seconds) >= DEVIATION_STEPS else None
 
     def limit_s(self) -> float:
         """How long a rank may be silent: many median steps; longer before the first step."""

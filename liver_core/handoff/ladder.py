@@ -42,7 +42,7 @@ class LadderInputs:
 
     `bytes_only_leaving`: what no survivor holds. `endpoints_s`: time to connect to the ranks that hold it.
     `ranks_staying`: how many ranks survive. `part_s`: time between two places at which a step can be dropped, None if
-    the job has no such places.
+    the job has no such places. `step_deviation_s`: how far steps lie from `step_s`, in the median; None if not known.
     """
 
     bytes_to_move: int
@@ -67,6 +67,7 @@ class LadderInputs:
     rescue_failure: str
     part_s: float | None = None
     memory_refusal: str = ""
+    step_deviation_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,11 @@ NEWEST = 8
 """Of so many handoffs of a rung the median is taken."""
 COMPARED = (Rung.LIVE, Rung.STOP_AND_COPY)
 """Both need no restart, do no batch again, and leave the choice: the others are for where time is short."""
-NOISE_STEPS = 0.1
-"""So much of a step is noise at least: one rung costs less than another only by more than that."""
+NOISE_OF_STEPS = 3.0
+"""Noise of a handoff's cost is at least so many times that of a step: a cost is a sum over some four steps, whose standard
+deviation is that of one step times two, which is three times the median deviation."""
+NOISE_GUESS_STEPS = 0.1
+"""Of a step, where the noise of steps is not known."""
 BUILD_GUESS_SHARE, STREAM_GUESS_SHARE = 0.25, 0.25
 """Guesses: so much of the time to build, and to stream, is lost to training beside it."""
 
@@ -102,14 +105,21 @@ def estimate_costs(inputs: LadderInputs, measured: Sequence[MeasuredCost]) -> tu
     return tuple(costs)
 
 
+def deviation(values: Sequence[float]) -> float:
+    """How far values lie from their median, in the median. Raises StatisticsError where there is none."""
+    middle = median(values)
+    return median(abs(value - middle) for value in values)
+
+
 def noise_s(inputs: LadderInputs, measured: Sequence[MeasuredCost]) -> float:
-    """By how much costs of one rung differ from their median, in the median; of the rung where that is more."""
-    found = [NOISE_STEPS * inputs.step_s]
+    """By how much costs differ by chance: by the deviation of those of one rung, of the rung where that is more, and by
+    no less than steps do. One rung costs less than another only by more than that."""
+    of_step_s = inputs.step_deviation_s
+    found = [NOISE_GUESS_STEPS * inputs.step_s if of_step_s is None else NOISE_OF_STEPS * of_step_s]
     for rung in COMPARED:
         before = [each.parts.total_s - each.parts.after_s for each in newest(measured) if each.rung is rung]
         if before:
-            middle_s = median(before)
-            found.append(median(abs(each_s - middle_s) for each_s in before))
+            found.append(deviation(before))
     return max(found)
 
 

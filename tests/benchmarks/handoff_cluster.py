@@ -19,6 +19,7 @@ from typing import Any
 
 from agent.driver.progress import SETTLED_STEPS, STEPS_AFTER, LostTime
 from liver_core.handoff.messages import CutoverDeadlines, Rung
+from liver_core.handoff.rung_costs import deviation
 from liver_core.layout import Member
 from tests.benchmarks.handoff_model import (
     CHANGES,
@@ -243,7 +244,8 @@ def summary(
     final = {member: next(m for stage, _, m in said if stage in ("active", "left")) for member, said in stages.items()}
     prepared = [(reason, m) for said in stages.values() for stage, reason, m in said if stage == "prepared"]
     targets = [next(m for s, _, m in said if s == "active") for said in stages.values() if said_active(said)]
-    step_s = statistics.median(late[0] - early[0] for early, late in pairwise(before))
+    usual_s = [late[0] - early[0] for early, late in pairwise(before)]
+    step_s = statistics.median(usual_s)
     reduced = [m["reduced_at_utc"] for m in final.values() if "reduced_at_utc" in m]
     usual = [m["optimizer_s"] for m in final.values() if "optimizer_s" in m]
     # The pause begins when the last rank has reduced. What the others take from there to the end of a usual step
@@ -263,6 +265,7 @@ def summary(
         "pause_s": pause_s,
         "pause_steps": pause_s / step_s,
         "step_s": step_s,
+        "step_deviation_s": deviation(usual_s),
         "next_step_s": settled_s,
         **_lost(before, steps, generation, since=since if streamed else None, pause_s=max(0.0, pause_s)),
         "lost_before_cutover_s": boundary - before[-1][0] + optimizer - (steps_before + 1) * step_s,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -175,12 +175,13 @@ def _by_total(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def replay_by_total(played: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[tuple[float, float]]:
     """`played`: the same change live and by stop-and-copy, in order. For each but the first, seconds lost on the rung
-    that the product would choose from the ones before, and by stop-and-copy."""
+    that the product would choose from the ones before and from the steps before this one, and by stop-and-copy."""
     measured: list[MeasuredCost] = []
     found = []
     for pair in played:
         if measured:
-            rung = choose_by(Prefer.TOTAL, _UNHURRIED, measured)[0].rung
+            known = replace(_UNHURRIED, **{name: pair[0][name] for name in ("step_s", "step_deviation_s")})
+            rung = choose_by(Prefer.TOTAL, known, measured)[0].rung
             found.append((pair[COMPARED.index(rung)]["lost_s"], pair[1]["lost_s"]))
         for rung, each in zip(COMPARED, pair, strict=True):
             if each["lost_parts"] is not None:

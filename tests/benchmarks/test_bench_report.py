@@ -231,6 +231,12 @@ def test_changes_are_a_closed_round():
         assert (early.target, early.target_nodes) == (late.source, late.source_nodes)
 
 
+def test_the_benchmark_says_what_its_options_are(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        parse(["--help"])
+    assert ended.value.code == 0 and "80%" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("arguments", [["--modes", "magic"], ["--changes", "x"], ["--sizes", "12"], ["--repeats", "0"]])
 def test_an_option_that_means_nothing_is_refused(arguments: list[str]):
     with pytest.raises(SystemExit):
@@ -241,8 +247,10 @@ def parts_of(lost_s: float) -> dict[str, float]:
     return {"building_s": lost_s, "streaming_s": 0.0, "pause_s": 0.0, "after_s": 0.0}
 
 
-def played(live_s: float, copied_s: float) -> tuple[dict[str, Any], dict[str, Any]]:
-    return tuple({"lost_s": lost_s, "lost_parts": parts_of(lost_s)} for lost_s in (live_s, copied_s))  # type: ignore[return-value]
+def played(live_s: float, copied_s: float, *, deviation_s: float = 0.0) -> tuple[dict[str, Any], dict[str, Any]]:
+    steps = {"step_s": 1.0, "step_deviation_s": deviation_s}
+    live, copied = ({"lost_s": lost_s, "lost_parts": parts_of(lost_s), **steps} for lost_s in (live_s, copied_s))
+    return live, copied
 
 
 def test_what_total_would_have_lost_is_chosen_from_the_handoffs_before_and_never_from_the_one_itself():
@@ -250,6 +258,13 @@ def test_what_total_would_have_lost_is_chosen_from_the_handoffs_before_and_never
     # By the first, stop-and-copy costs less; by the median of the first two live does, as the third shows, wrongly.
     found = replay_by_total([played(2.0, 1.0), played(0.0, 4.0), played(3.0, 1.5)])
     assert found == [(4.0, 4.0), (3.0, 1.5)]
+
+
+@pytest.mark.parametrize(("deviation_s", "lost_s"), [(0.15, 3.0), (0.2, 1.0)])
+def test_what_total_would_have_lost_is_chosen_with_the_noise_of_the_steps_before(deviation_s: float, lost_s: float):
+    """By the first, live costs half a second less."""
+    found = replay_by_total([played(0.5, 1.0), played(3.0, 1.0, deviation_s=deviation_s)])
+    assert found == [(lost_s, 1.0)]
 
 
 def test_where_the_host_is_idle_a_restart_is_judged_by_all_that_a_handoff_loses():

@@ -292,6 +292,8 @@ def test_the_ladder_gets_guesses_until_handoffs_have_measured(order: JobOrder) -
     )
     late = ladder_inputs(*where, pulse=Pulse(80, 2.0, 0.5, 90), learned=Learned())
     assert (late.seconds_to_boundary, late.checkpoint_age_steps) == (0.0, 0)
+    even = ladder_inputs(*where, pulse=replace(pulse, deviation_s=0.25), learned=Learned())
+    assert (guessed.step_deviation_s, even) == (None, replace(guessed, step_deviation_s=0.25))
     assert ladder_inputs(*where, pulse=Pulse(80, 2.0, 0.5, None), learned=Learned()).checkpoint_age_steps is None
 
 

@@ -89,6 +89,15 @@ def test_a_rung_that_costs_less_by_no_more_than_noise_does_not_cost_less():
     assert by_total(replace(CALM, step_s=1.25, follow_s=0.0), *near).rung is Rung.LIVE, "by a tenth of a step is less"
 
 
+@pytest.mark.parametrize(("deviation_s", "taken"), [(0.0416, Rung.LIVE), (0.0418, Rung.STOP_AND_COPY)])
+def test_where_steps_are_long_and_all_alike_little_is_noise(deviation_s: float, taken: Rung):
+    """An eighth of a second, of steps of a minute: three times as far as steps lie from their median."""
+    even = replace(CALM, step_s=60.0, follow_s=0.0, step_deviation_s=deviation_s)
+    near = (cost(Rung.STOP_AND_COPY, 2.0), cost(Rung.LIVE, 1.875))
+    assert by_total(even, *near).rung is taken
+    assert by_total(replace(even, step_deviation_s=None), *near).rung is Rung.STOP_AND_COPY, "not known: a guess"
+
+
 @pytest.mark.parametrize("noisy", [Rung.LIVE, Rung.STOP_AND_COPY])
 def test_noise_is_how_far_costs_of_one_rung_lie_from_their_median_in_the_median(noisy: Rung):
     known, other = replace(CALM, step_s=1.25, follow_s=0.0), {Rung.LIVE: Rung.STOP_AND_COPY}.get(noisy, Rung.LIVE)
@@ -123,6 +132,7 @@ inputs = st.builds(
     bytes_to_move=st.integers(0, 10**11),
     prepare_s=st.floats(0.0, 60.0),
     step_s=st.floats(0.01, 60.0),
+    step_deviation_s=st.none() | st.floats(0.0, 5.0),
     seconds_to_boundary=st.floats(0.0, 60.0),
     seconds_to_deadline=st.none() | st.floats(0.0, 200.0),
     sources_whole=st.booleans(),
