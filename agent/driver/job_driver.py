@@ -432,9 +432,9 @@ class JobDriver:
         pulses = [state.pulse for state in self._host.states().values()]
         if not pulses:
             return Pulse(0, 0.0, self._step_s_elsewhere, *self._saved)
-        last = max(pulses, key=lambda pulse: pulse.step)
+        last, now = max(pulses, key=lambda pulse: pulse.step), time.monotonic()
         slowest = max(pulses, key=lambda pulse: pulse.median_s())
-        return Pulse(last.step, last.step_age_s(time.monotonic()), slowest.median_s(), *self._saved, slowest.deviation_s())
+        return Pulse(last.step, last.step_age_s(now), slowest.median_s(), *self._saved, slowest.deviation_s())
 
     # Step leases.
 

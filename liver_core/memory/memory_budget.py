@@ -13,8 +13,8 @@ TEMPORARIES = 4
 TILE_ELEMENTS_LEAST = 1 << 16
 TILE_ELEMENTS_MOST = 1 << 24
 TILE_ELEMENTS_IN_HOST_MEMORY = 1 << 20
-"""A tile of a few MB is read from there in milliseconds, so a step seldom happens during a read. A GPU reads the longest
-tile as fast, and each tile costs it a wait."""
+"""A tile of a few MB is read from there in milliseconds, so a step seldom happens during a read. A GPU reads the
+longest as fast, and each tile costs it a wait."""
 DEPTH_LEAST = 2
 """With one slot a gradient could be read only until the next step's is published, and never while it is."""
 DEPTH_IN_HOST_MEMORY = 4
