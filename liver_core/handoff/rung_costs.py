@@ -19,8 +19,8 @@ NEWEST = 8
 COMPARED = (Rung.LIVE, Rung.STOP_AND_COPY)
 """Both need no restart, do no batch again, and leave the choice: the others are for where time is short."""
 NOISE_OF_STEPS = 3.0
-"""So many times what steps deviate is noise at least. A cost is a sum over some four steps, so its standard deviation is
-twice that of a step, and that is one and a half times a step's median deviation."""
+"""So many times what steps deviate is noise at least. A cost is a sum over some four steps, so its standard deviation
+is twice that of a step, and that is one and a half times a step's median deviation."""
 NOISE_GUESS_STEPS = 0.1
 """Of a step, where the noise of steps is not known."""
 BUILD_GUESS_SHARE, STREAM_GUESS_SHARE = 0.25, 0.25
