@@ -28,7 +28,9 @@ _FACTORIES = frozenset(
     for name in ("empty", "empty_strided", "zeros", "ones", "full")
     for new, like in (("", ""), ("new_", ""), ("", "_like"))
 )
-_ALIASING = ("view", "_unsafe_view", "alias", "detach", "slice", "select", "expand", "t", "transpose", "as_strided")
+_UNCHECKED = ("view", "_unsafe_view", "alias", "detach")
+"""Views that torch makes without a look at the size of the storage."""
+_ALIASING = (*_UNCHECKED, "slice", "select", "expand", "t", "transpose", "as_strided")
 
 
 def storage_is_released(tensor: torch.Tensor) -> bool:
@@ -146,6 +148,8 @@ class _ReleaseMode(TorchDispatchMode):
         kwargs = kwargs or {}
         touched = _tensors_in(args, kwargs)
         if any(storage_is_released(tensor) for tensor in touched):
+            if _is_unchecked(func):
+                return _still_hollow(func(*args, **kwargs))
             if _is_view(func):
                 return _hollow_views(func, args, kwargs)
             if _is_in_place(func):
@@ -180,6 +184,14 @@ def _hollow(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, dev
         return torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device=device)
     _SIZES[empty.untyped_storage()._cdata] = elements * empty.element_size()
     return _placed(empty, shape, stride, 0, dtype)
+
+
+def _still_hollow(view: torch.Tensor) -> torch.Tensor:
+    """A view that torch made. Its fake tensors give the storage its bytes back, others do not."""
+    storage = view.untyped_storage()
+    if storage.nbytes():
+        storage.resize_(0)
+    return view
 
 
 def _hollow_views(func, args, kwargs):
@@ -262,6 +274,11 @@ def _is_factory(func) -> bool:
 def _is_fresh(func) -> bool:
     """Whether it returns its argument because that was made just now: the last part of `torch.tensor`."""
     return func._schema.name.removeprefix("aten::") == "lift_fresh"
+
+
+@functools.cache
+def _is_unchecked(func) -> bool:
+    return func._schema.name.removeprefix("aten::") in _UNCHECKED
 
 
 @functools.cache

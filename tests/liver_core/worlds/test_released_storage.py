@@ -97,6 +97,39 @@ def test_a_build_that_touches_a_tensor_of_the_world_that_trains_leaves_it_its_me
     assert all(storage_is_released(tensor) for tensor in fresh)
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda whole: whole.view(-1, 2),
+        lambda whole: whole.detach(),
+        lambda whole: whole[4096:8192].view(64, 64),
+        lambda whole: whole[4096:8192].view(64, 64).t()[3:, 1::2],
+        lambda whole: whole.view(2, -1).expand(2, -1)[1],
+        lambda whole: whole.view(1, -1).expand(3, -1),
+        lambda whole: whole[8:24].view(dtype=_half()),
+        lambda whole: whole.as_strided((5, 7), (100, 2), 11),
+    ],
+)
+def test_a_view_of_what_has_no_memory_lies_where_one_of_what_has_would(use: Callable[[Any], Any]):
+    import torch
+
+    from liver_core.worlds.released_storage import released, storage_is_released
+
+    with released():
+        whole = torch.empty(MIB)
+        hollow = use(whole)
+    full = use(torch.empty(MIB))
+    lies = [(view.shape, view.stride(), view.storage_offset(), view.dtype) for view in (hollow, full)]
+    assert lies[0] == lies[1] and storage_is_released(hollow)
+    assert hollow.untyped_storage()._cdata == whole.untyped_storage()._cdata, "given memory together"
+
+
+def _half() -> Any:
+    import torch
+
+    return torch.bfloat16
+
+
 def test_a_survivor_grows_by_no_state_while_it_builds_and_trains(corpus: str):
     with Cluster(RankSetup(small_gpt(corpus, **BIG), memory=True)) as cluster:
         roster = cluster.launch("PP2", "ab")
