@@ -15,13 +15,14 @@ from tests.cluster.real_ranks_model import build_corpus
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(240)]
 
-MICRO_BATCH_S = 0.1
+MICRO_BATCH_S, GLOBAL_BATCH = 0.1, 4
+STEP_S = MICRO_BATCH_S * GLOBAL_BATCH
 """Nearly all of a step is waiting, so that other programs of the machine change little of its length."""
 
 
 def test_once_a_live_handoff_was_measured_the_rung_is_taken_that_costs_less_in_all(tmp_path: Path) -> None:
     args = {"data_prefix": build_corpus(tmp_path), "micro_batch_s": MICRO_BATCH_S}
-    job = real_job("slow", "SlowJob", args, global_batch=4, micro_batch=1, prefer="total")
+    job = real_job("slow", "SlowJob", args, global_batch=GLOBAL_BATCH, micro_batch=1, prefer="total")
     with cluster("a", "b", "c", job=job, ranks=REAL_RANKS) as nodes:
         nodes.wait(lambda: (1, 8) in nodes.service.steps, "eight steps", 120)
         nodes.announce("c")
@@ -34,10 +35,14 @@ def test_once_a_live_handoff_was_measured_the_rung_is_taken_that_costs_less_in_a
         assert live.parts == first.measures.lost_parts and (live.measured, copied.measured) == (1, 0)
         assert copied.guessed == ("pause",) and copied.parts.streaming_s == 0.0
         # The two differ by milliseconds here, so what a step is off by says which is less. It is the same either way.
-        less = Rung.STOP_AND_COPY if copied.total_s < live.total_s else Rung.LIVE
-        assert (done.rung, done.decision) == (less, Decision.GO)
+        # Less by no more than noise, which is what steps differ by, counts as the same, and then the state is copied.
+        assert done.decision is Decision.GO and done.rung in (Rung.LIVE, Rung.STOP_AND_COPY)
+        if done.rung is Rung.LIVE:
+            assert live.total_s < copied.total_s
+        else:
+            assert copied.total_s < live.total_s + STEP_S
         assert done.measures.lost_parts is not None
-        assert (done.measures.lost_parts.streaming_s == 0.0) is (less is Rung.STOP_AND_COPY)
+        assert (done.measures.lost_parts.streaming_s == 0.0) is (done.rung is Rung.STOP_AND_COPY)
         assert not nodes.service.failed
 
 
