@@ -19,8 +19,9 @@ class Level(IntEnum):
     EVERYTHING = 2  # gradients too, and certified
 
 
-POLL_S = 0.2
-"""Time between two reads of an undecided record, or of a store that did not answer."""
+POLL_FIRST_S, POLL_S = 0.02, 0.2
+"""Between two reads of an undecided record, twice as long each time: most decisions take hundredths of a second, and a
+node that leaves is safe only once its ranks have read theirs. The second also of a store that did not answer."""
 
 
 class CutoverState(StrEnum):
@@ -264,6 +265,7 @@ class Cutover:
         self._boundary_at, self._build_until = now, 0.0
         self._dropped = boundary.dropped
         self._held = Level.NOTHING
+        self._poll_s = POLL_FIRST_S
         self._wish: Decision | None = None
         self._reason = Reason("every target holds all state, certified", "barrier")
         self._lost = "a source is lost"
@@ -403,7 +405,10 @@ class Cutover:
             return (ProposeDecision(self._wish, self._reason),)
         if now >= self._own_deadline:
             return self._propose(Decision.NO_GO, self._late("decision"))
-        return () if self.votes else (ReadDecision(not_before=now + POLL_S),)
+        if self.votes:
+            return ()
+        wait_s, self._poll_s = self._poll_s, min(2 * self._poll_s, POLL_S)
+        return (ReadDecision(not_before=now + wait_s),)
 
     def _decide(self, decision: Decision, now: float) -> tuple[CutoverEffect, ...]:
         needed = {Decision.GO: Level.EVERYTHING, Decision.GO_REDO: Level.STATE}.get(decision, Level.NOTHING)

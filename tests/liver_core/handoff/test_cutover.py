@@ -199,6 +199,14 @@ def test_a_leaver_publishes_stays_until_the_decision_and_enters_no_barrier():
     assert isinstance(effect, Leave)
 
 
+def test_a_leaver_looks_soon_for_the_decision_and_ever_more_rarely():
+    machine = cutover(in_target=False)
+    drive(machine, StateRead(Level.EVERYTHING))
+    looks = [effect for _ in range(6) for effect in drive(machine, DecisionRead(Decision.UNDECIDED))]
+    waits = [look.not_before - BOUNDARY for look in looks if isinstance(look, ReadDecision)]
+    assert waits == pytest.approx([0.02, 0.04, 0.08, 0.16, 0.2, 0.2])
+
+
 def test_a_leaver_trains_on_after_no_go():
     machine = cutover(in_target=False)
     drive(machine, StateRead(Level.EVERYTHING))

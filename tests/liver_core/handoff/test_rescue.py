@@ -112,7 +112,7 @@ def test_a_share_that_is_missing_or_differs_keeps_the_leavers_and_the_old_world_
 def test_a_leaver_stays_until_it_has_read_the_decision():
     machine = cutover(in_target=False)
     assert drive(machine, StateRead(Level.EVERYTHING)) == (ReadDecision(not_before=BOUNDARY),)
-    assert drive(machine, DecisionRead(Decision.UNDECIDED)) == (ReadDecision(not_before=BOUNDARY + 0.2),)
+    assert drive(machine, DecisionRead(Decision.UNDECIDED)) == (ReadDecision(not_before=BOUNDARY + 0.02),)
     (effect,) = drive(machine, DecisionRead(Decision.GO_REDO))
     assert isinstance(effect, Leave)
 
