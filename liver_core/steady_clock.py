@@ -22,6 +22,10 @@ class SteadyClock:
         """Seconds since 1970, UTC."""
         return self.zero + self._monotonic()
 
+    def utc_at(self, monotonic_s: float) -> float:
+        """A moment of the monotonic clock in seconds since 1970, UTC."""
+        return self.zero + monotonic_s
+
     def monotonic_at(self, at_utc: float) -> float:
         """`at_utc`, seconds since 1970, on the monotonic clock; not before now."""
         return self._monotonic() + max(0.0, at_utc - self.now())

@@ -52,7 +52,7 @@ from liver_core.state.buckets import return_gradients, spread_gradients
 from liver_core.state.megatron_optimizer import settle_moments
 from liver_core.state.optimizer_step import apply_step, refresh_weights, start_norm
 from liver_core.state.small_state import TrainingProgress, collect, install, reseed
-from liver_core.steady_clock import utc_now
+from liver_core.steady_clock import PROCESS_CLOCK
 from liver_core.training.cursor import DataCursor, chained, digest_part
 from liver_core.training.job import TrainingJob
 from liver_core.worlds.groups import plainly
@@ -322,7 +322,7 @@ class RankLoop:
         reduced_s = reduced.host_s()
         boundary = BoundaryAgreed(self.progress.step, dropped=totals is None)
         outcome = self._cutover(following, boundary, active, totals).run()
-        outcome.measures["reduced_at_utc"] = utc_now() - (time.monotonic() - reduced_s)
+        outcome.measures["reduced_at_utc"] = PROCESS_CLOCK.utc_at(reduced_s)
         outcome.measures["median_step_s"] = statistics.median(self.timings.steps or [0.0])
         # A dropped step has no gradients to apply, so its pause contains no optimizer step.
         outcome.measures["optimizer_s"] = 0.0 if totals is None else statistics.median(self.timings.optimizer or [0.0])
@@ -438,7 +438,7 @@ class RankLoop:
 
     def _note_first_forward(self) -> None:
         if self._switched and self.retirement is not None:
-            self.retirement.following.measures.setdefault("first_forward_at_utc", utc_now())
+            self.retirement.following.begins_forward()
 
     def _note_first_step(self) -> None:
         """After its first step, a new world no longer needs the old one: report "active"."""
@@ -446,9 +446,7 @@ class RankLoop:
             return
         self._switched = False
         following = self.retirement.following
-        if self.timings.steps:
-            following.measures["first_step_s"] = self.timings.steps[-1]
-        following.end_rescue()
+        following.has_stepped(self.timings.steps[-1] if self.timings.steps else None)
         self._stage(
             following.request,
             RankStage.ACTIVE,

@@ -10,6 +10,7 @@ from typing import Any
 
 from liver_core.certificate import CertificatePlan
 from liver_core.device import DeviceWait, settle_all
+from liver_core.device.moments import Moment, moment
 from liver_core.device.rank_device import own_device
 from liver_core.handoff.messages import Order, Reason, Rung
 from liver_core.layout import Manifest
@@ -22,6 +23,7 @@ from liver_core.rank.stream.source_stream import SourceStream
 from liver_core.rank.stream.target_stream import LiveTarget
 from liver_core.reshard import RankPlan
 from liver_core.state.live_state import LiveState, free
+from liver_core.steady_clock import PROCESS_CLOCK
 from liver_core.training.job import TrainState
 from liver_core.transport.protocol import Read, Transport
 from liver_core.worlds.megatron import MegatronWorld, connect, retire
@@ -41,7 +43,8 @@ class NextWorld:
     `verdict`: how the state moves, once all ranks have agreed. If there is a `rescue`, it comes before world, state and
     plan. `measures`: seconds per phase, and bytes. `placement`: which parts of a target's world wait in host memory.
     `account`: the memory that the handoff may take and has taken. `lacks_communicators`: the ranks of the target world
-    must make those of their GPUs before the cutover, within `connect_s`; known to leavers too.
+    must make those of their GPUs before the cutover, within `connect_s`; known to leavers too. `first_forward`: when
+    its device begins the first forward pass, which ends the pause.
     """
 
     request: Order
@@ -66,6 +69,7 @@ class NextWorld:
     placement: MemoryPlacement = field(default_factory=lambda: MemoryPlacement((), ()))
     lacks_communicators: bool = False
     connect_s: float = CONNECT_S
+    first_forward: Moment | None = None
     account: MemoryAccount = field(init=False)
 
     def __post_init__(self) -> None:
@@ -111,6 +115,18 @@ class NextWorld:
         """After `end_streams`: free the streams' memory. Returns bytes on the device."""
         source, target = self.source_stream, self.target_stream
         return (0 if source is None else source.free()) + (0 if target is None else target.free())
+
+    def begins_forward(self) -> None:
+        """The first forward pass comes next. Called again where that step is dropped."""
+        self.first_forward = self.first_forward or moment(own_device())
+
+    def has_stepped(self, first_step_s: float | None) -> None:
+        """The first step is made, in so many seconds. Waits for all that this thread has queued."""
+        if self.first_forward is not None:
+            self.measures["first_forward_at_utc"] = PROCESS_CLOCK.utc_at(self.first_forward.host_s())
+        if first_step_s is not None:
+            self.measures["first_step_s"] = first_step_s
+        self.end_rescue()
 
     def end_rescue(self) -> None:
         """Every target has its state: free what was stored for leavers, and close the endpoints used to read it."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import torch
 
 from liver_core.device import moments
 from liver_core.device.moments import moment
+from liver_core.rank import next_world
 from liver_core.rank.active_world import Timings
+from liver_core.rank.next_world import NextWorld
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -79,6 +82,24 @@ def test_a_pause_begins_when_the_gradients_were_reduced_and_not_when_the_host_ha
     device.work(7.0)
     asked = time.monotonic()
     assert reduced.host_s() == pytest.approx(asked - 7.0, abs=1.0)
+
+
+def test_a_pause_ends_when_the_device_begins_the_first_forward_pass_and_not_when_the_host_has_asked_for_it(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+):
+    """The optimizer's step of the switch is only launched by then."""
+    monkeypatch.setattr(next_world, "own_device", lambda: CUDA)
+    absent: Any = None
+    following = NextWorld(absent, absent, None, 0, 0)
+    asked = time.time()
+    device.work(100.0)
+    following.begins_forward()
+    device.work(7.0)
+    following.begins_forward()  # That step was dropped.
+    device.work(20.0)
+    following.has_stepped(27.0)
+    assert following.measures["first_forward_at_utc"] == pytest.approx(asked - 27.0, abs=1.0)
+    assert following.measures["first_step_s"] == 27.0
 
 
 def test_a_moment_that_the_device_has_not_reached_is_not_waited_for(device: Device):
