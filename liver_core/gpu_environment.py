@@ -8,14 +8,14 @@ import re
 from collections.abc import Mapping, Sequence
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_ON_ERROR = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_ENDS = "torch would end a rank whose peer is gone, before the others can agree on what to do"
 _FOR_NCCL = {
-    # Where a peer is dead its agent says so and the communicators are aborted. Torch would end the process instead.
-    _ON_ERROR: "0",
-    "TORCH_NCCL_ENABLE_MONITORING": "0",
-    # Rings are connected where communicators are made, which is not in a pause, and not at their first use.
-    "NCCL_RUNTIME_CONNECT": "0",
+    # Where a peer is dead its agent says so and the communicators are aborted.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("0", _ENDS),
+    "TORCH_NCCL_ENABLE_MONITORING": ("0", _ENDS),
+    "NCCL_RUNTIME_CONNECT": ("0", "rings would be connected at their first use, which is in a pause"),
 }
+"""Name -> what ranks need, and what would happen otherwise."""
 
 
 class GpuRefused(RuntimeError):
@@ -30,7 +30,8 @@ def rank_environment(slot: int, visible: Sequence[str]) -> dict[str, str]:
     if not visible:
         return {}
     at = slot % len(visible)
-    return {VISIBLE: ",".join((*visible[at:], *visible[:at])), **_FOR_NCCL}
+    for_nccl = {name: needed for name, (needed, _) in _FOR_NCCL.items()}
+    return {VISIBLE: ",".join((*visible[at:], *visible[:at])), **for_nccl}
 
 
 def listed_gpus(text: str) -> tuple[str, ...]:
@@ -75,8 +76,6 @@ def check_job_environment(environment: Mapping[str, str]) -> None:
             f"environment.{VISIBLE}: is set in the job file; the agent sets it for each rank. Leave it out, and start "
             "the agent with those GPUs that its node offers"
         )
-    if environment.get(_ON_ERROR, "0") != "0":
-        raise GpuRefused(
-            f"environment.{_ON_ERROR}: is {environment[_ON_ERROR]}; torch would end a rank whose peer is gone, before "
-            "the others can agree on what to do. Leave it out"
-        )
+    for name, (needed, otherwise) in _FOR_NCCL.items():
+        if environment.get(name, needed) != needed:
+            raise GpuRefused(f"environment.{name}: is {environment[name]}; {otherwise}. Leave it out")

@@ -35,6 +35,7 @@ def check_built(state: Any, world: MegatronWorld) -> TrainState:
                 "load_state_dict, or must be None"
             )
     _check_settings(state)
+    _check_buffers(unwrapped(state.model))
     _check_marks(state)
     if world.layout.pp > 1 and tied_embeddings(state):
         raise UnsupportedState(
@@ -86,6 +87,18 @@ _MODEL: _Refused = {
     "tp_comm_overlap": (False, "its buffers exist once in a process, which has two worlds; set it to False"),
 }
 """Setting -> the value that is allowed, and why and what else."""
+
+
+def _check_buffers(model: Any) -> None:
+    """What a module keeps beside its parameters is made anew by each build: no handoff carries it."""
+    for path, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                raise UnsupportedState(
+                    f"buffer {path + '.' if path else ''}{name}: is persistent, of shape {tuple(buffer.shape)}; a next "
+                    "world would not have what steps write into it. Register it with persistent=False if build makes "
+                    "it anew each time; what steps change can go through small_state and load_small_state"
+                )
 
 
 def _check_marks(state: TrainState) -> None:

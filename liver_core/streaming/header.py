@@ -26,9 +26,9 @@ class StepHeader:
     """The step from `version - 1` to `version`.
 
     norm: total gradient norm of the world. clip: the limit it is clipped to, 0 for none.
-    groups: {"key", "lr", "weight_decay"} of each parameter group, keyed by content (`tensors.step.hyper_parameters`).
-    scalars: per-element optimizer state that is no moment, before the step (`tensors.megatron.element_scalars`).
-    stepped: whether moments existed before the step (`tensors.megatron.has_stepped`).
+    groups: {"key", "lr", "weight_decay"} of each parameter group, keyed by content.
+    scalars: per-element optimizer state that is no moment, before the step.
+    stepped: whether moments existed before the step.
     step_s: seconds of the step before; usual_step_s: of an undisturbed one. For the estimate and the throttle.
     """
 

@@ -2,7 +2,7 @@
 
 The source's main thread writes at each step, never waits for a reader and reads nothing back. It waits for a device
 only if that has not yet done the step before.
-Not here: who reads (`target`), and what a header holds (`header`).
+Not here: who reads (`reader`), and what a header holds (`header`).
 """
 
 from __future__ import annotations

@@ -33,6 +33,8 @@ class MixedTransport:
         self._lost = ""
         """Why nothing can be read over the near half; empty while it can."""
         self._serves_near = True
+        self._told: set[str] = set()
+        """Why a peer is read over the far half, as far as it is in the log."""
         self._open = True
 
     @property
@@ -127,6 +129,7 @@ class MixedTransport:
         """Peers that were to be read over the near half are read over the far one. They may read from here over it if
         they were given its address before. Raises TransportError if a peer cannot be reached over the far half."""
         deadline = time.monotonic() + RECONNECT_S
+        self._told.add(error.text)
         for peer, (decoded, via) in self._peers.items():
             if via is self._near:
                 self._connect_far(peer, decoded, error, deadline)
@@ -141,6 +144,9 @@ class MixedTransport:
             text = f"neither near ({refusal.text}) nor far ({error.text})"
             raise type(error)(Call.CONNECT, text, peer=peer) from error
         self._peers[peer] = (decoded, self._far)
+        if refusal.text not in self._told:
+            self._told.add(refusal.text)
+            _log.warning("rank %d is not read one-sidedly, reads take turns with training: %s", peer, refusal.text)
 
     def _both(self, near: list[Read], far: list[Read], deadline: float) -> list[ReadReport]:
         """Read over both at once. A failure of one is raised only when the other has ended too."""

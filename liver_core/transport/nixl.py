@@ -339,7 +339,10 @@ class NixlTransport:
                         text = f"{known.address.name!r} did not answer a read of its {memory}"
                         raise TransportTimeout(Call.CONNECT, text, peer=peer)
                     time.sleep(SLEEP_MOST_S)
-            flush_landed(landing.device)
+            try:
+                flush_landed(landing.device)
+            except RuntimeError as error:
+                raise TransportError(Call.CONNECT, str(error), peer=peer) from error
             if base64.b64encode(bytes(on_host(landing))).decode() != extra["token"]:
                 raise TransportError(Call.CONNECT, f"{known.address.name!r} is not who the address says", peer=peer)
 

@@ -62,7 +62,6 @@ def _one_process(plan: Any, writing: int, write: Callable[[str], Any]) -> None:
 
 def _prepare() -> None:
     """What ranks of an agent are forked from (agent.worker.preload): patches for machines without a GPU come first."""
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     # Megatron and torch warn about each other; what the job itself warns of stays to be seen.
     warnings.filterwarnings("ignore", module=r"(megatron|torch)\.")
     warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")

@@ -61,7 +61,19 @@ def test_harmless_values_of_the_same_settings_are_taken():
     check_environment({"CUDA_LAUNCH_BLOCKING": "0", "PYTORCH_ALLOC_CONF": "expandable_segments:False"})
 
 
-@pytest.mark.parametrize("name, value", [("CUDA_VISIBLE_DEVICES", "0"), ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")])
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("CUDA_VISIBLE_DEVICES", "0"),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"),
+        ("TORCH_NCCL_ENABLE_MONITORING", "1"),
+        ("NCCL_RUNTIME_CONNECT", "1"),
+    ],
+)
 def test_a_job_file_cannot_take_away_what_its_ranks_need(name: str, value: str):
     with pytest.raises(GpuRefused, match=rf"^environment\.{name}: .*Leave it out"):
         check_job_environment({name: value})
+    if name != "CUDA_VISIBLE_DEVICES":
+        needed = rank_environment(0, ("GPU-a",))
+        assert needed[name] == "0"
+        check_job_environment({name: needed[name]})

@@ -85,7 +85,7 @@ def warm() -> None:
     """Import once what ranks need, as an agent's zygote does; starts no thread, so that forking stays safe."""
     from agent.supervisor.zygote_host import DEFAULT_ENVIRONMENT
 
-    for name, value in {"TORCHDYNAMO_DISABLE": "1", **DEFAULT_ENVIRONMENT}.items():
+    for name, value in DEFAULT_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     importlib.import_module("agent.worker.preload")
 

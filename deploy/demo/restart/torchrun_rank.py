@@ -45,7 +45,6 @@ def main(job_path: str, world_path: str) -> None:
 
 
 def _import_everything() -> None:
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     import torch
 
     from liver_core.worlds import cpu_compat

@@ -19,6 +19,32 @@ def test_every_setting_that_is_refused_exists_and_is_named_with_what_to_set():
         assert "set it to" in said or "use fp8_recipe" in said, said
 
 
+def test_what_a_module_keeps_beside_its_parameters_is_refused_by_name_unless_each_build_makes_it():
+    said = run_alone(_kept)
+    assert said["made by build"] == ""
+    assert said["kept"].startswith("buffer decoder.seen: is persistent, of shape (3,);")
+    assert "persistent=False" in said["kept"] and "small_state" in said["kept"]
+
+
+def _kept() -> dict[str, str]:
+    import torch
+
+    from liver_core.state import built_state
+    from liver_core.state.step_counts import UnsupportedState
+
+    def said(*, persistent: bool) -> str:
+        model = torch.nn.Module()
+        model.decoder = torch.nn.Linear(2, 2)
+        model.decoder.register_buffer("seen", torch.zeros(3), persistent=persistent)
+        try:
+            built_state._check_buffers(model)
+        except UnsupportedState as refused:
+            return str(refused)
+        return ""
+
+    return {"kept": said(persistent=True), "made by build": said(persistent=False)}
+
+
 def _refused() -> dict[str, str]:
     from dataclasses import fields
     from types import SimpleNamespace
