@@ -65,6 +65,17 @@ def test_a_peer_that_neither_reaches_is_refused_with_both_reasons():
         reader.connect(0, source.address(), soon())
 
 
+def test_why_peers_are_not_read_one_sidedly_is_in_the_log_once_for_each_reason(caplog: pytest.LogCaptureFixture):
+    near, far = MemoryNetwork(), MemoryNetwork()
+    reader = mixed("reader", near, far, {"close"})
+    for peer, name in enumerate(("away", "gone", "close")):
+        source = mixed(name, near, far, {name})
+        source.register(sources={"master": torch.ones(4)})
+        reader.connect(peer, source.address(), soon())
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["rank 0 is not read one-sidedly, reads take turns with training: too far"]
+
+
 def test_a_near_peer_that_does_not_answer_is_a_timeout_and_no_reason_to_go_far():
     network = MemoryNetwork()
     source = mixed("source", network, network_far := MemoryNetwork(), {"source"})

@@ -90,6 +90,18 @@ def test_where_all_memory_is_the_hosts_ucx_weighs_only_what_reads_one_sidedly(mo
     assert "UCX_PROTOS" not in ucx_environment(interface="eth0", host_memory_only=True), "cuda_copy needs more"
 
 
+def test_ucx_may_copy_from_gpus_and_use_all_rdma_devices_where_there_are_any(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("liver_core.transport.ucx.has_gpu", lambda: True)
+    monkeypatch.setattr("liver_core.transport.ucx.rdma_devices", lambda: ("mlx5_0:1", "mlx5_1:1"))
+    host, devices = (ucx_environment(interface="eth0", host_memory_only=only) for only in (True, False))
+    assert "cuda_copy" in host["UCX_TLS"].split(",") and host["UCX_NET_DEVICES"] == "eth0"
+    assert devices["UCX_NET_DEVICES"] == "eth0,mlx5_0:1,mlx5_1:1"
+
+
+def test_a_device_that_refuses_to_flush_is_a_peer_that_cannot_be_read_one_sidedly():
+    assert run_ranks("nixl", 2, connect_without_flush) == [True, True]
+
+
 def test_gpus_and_rdma_devices_are_found_without_their_drivers(tmp_path: Path):
     assert not has_gpu(tmp_path) and rdma_devices(tmp_path) == ()
     for name, vendor, kind in (("a", "0x8086", "0x030000"), ("b", "0x10de", "0x020000"), ("c", "0x10de", "0x030200")):
@@ -261,6 +273,19 @@ def look_again_and_again(rank: Rank) -> bool:
         rank.exchange()
     assert prepared == ["counter, slots"] * 4, "one for each slot, with both kinds in it"
     leave(rank, endpoint)
+    return True
+
+
+def connect_without_flush(rank: Rank) -> bool:
+    from liver_core.transport import nixl
+
+    def refuse(device: torch.device) -> None:
+        raise RuntimeError("cuFlushGPUDirectRDMAWrites: CUDA driver error 801")
+
+    nixl.flush_landed = refuse
+    with pytest.raises(TransportError, match="driver error 801"):
+        connected(rank, {"master": numbers(rank.rank)}, {"master": torch.zeros(NUMEL)})
+    rank.exchange()
     return True
 
 
