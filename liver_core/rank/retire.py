@@ -32,7 +32,9 @@ class Retirement:
             self.following.transport.close()
         if self.old is not None:
             retire(self.old.world)
-            free(self.old.live)
+            freed_bytes = free(self.old.live)
+            if self.following.live is not None:
+                self.following.live.kept_bytes = freed_bytes
             self.old.state = self.old.live = None  # type: ignore[assignment]
         self.old = None
         # Modules, hooks and optimizer form reference cycles, which keep the sockets and threads of the old groups.

@@ -25,6 +25,9 @@ class LiveState:
 
     Before the cutover a region may wait in host memory (`liver_core.state.host_memory`). Then `homes[kind]` is its
     tensor on the device, and `hollow` lists the tensors on the device that have no memory yet.
+
+    `kept_bytes`: of the world before, which is freed. Torch keeps them for whoever asks next, so a driver does not call
+    them free.
     """
 
     manifest: Manifest
@@ -40,6 +43,7 @@ class LiveState:
     collected: bool = False
     homes: dict[str, torch.Tensor] = field(default_factory=dict)
     hollow: tuple[torch.Tensor, ...] = ()
+    kept_bytes: int = 0
 
     def resident(self) -> tuple[ResidentBox, ...]:
         """What the regions hold, in global coordinates."""

@@ -35,7 +35,7 @@ def plan_memory(
     assert request.source is not None
     source, target = request.source.layout, request.target.layout
     if account.device_bytes_max is None:
-        account.device_bytes_max = _free_for_a_handoff(target.world_size)
+        account.device_bytes_max = _free_for_a_handoff(target.world_size, 0 if present is None else present.kept_bytes)
     elif account.host_bytes_max and present is None:
         account.device_bytes_max += world_bytes(manifest, source)
     ring = 0 if present is None else ring_bytes(present.shards.region_numel, DEPTH_LEAST)
@@ -48,12 +48,14 @@ def plan_memory(
     return place(areas(manifest, target, target.coordinates(target_rank).pp), room, target_rank)
 
 
-def _free_for_a_handoff(ranks: int) -> int | None:
-    """What this rank's GPU has room for; None, which is no limit, without one."""
+def _free_for_a_handoff(ranks: int, kept_bytes: int) -> int | None:
+    """What this rank's GPU has room for; None, which is no limit, without one. `kept_bytes`: as LiveState has it. What
+    torch keeps beside that is what steps need at their peak."""
     if not torch.cuda.is_available():
         return None
     free_bytes, total_bytes = torch.cuda.mem_get_info()
-    return default_budget(free_bytes, total_bytes, ranks)
+    kept_bytes = min(kept_bytes, torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
+    return default_budget(free_bytes + kept_bytes, total_bytes, ranks)
 
 
 def take_place(following: NextWorld, old: ActiveWorld | None) -> None:
