@@ -259,6 +259,10 @@ def _tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Te
     return found
 
 
+def _name(func) -> str:
+    return func._schema.name.removeprefix("aten::")
+
+
 @functools.cache
 def _is_in_place(func) -> bool:
     return func._schema.name.endswith("_")
@@ -267,29 +271,29 @@ def _is_in_place(func) -> bool:
 @functools.cache
 def _is_factory(func) -> bool:
     """Whether it makes a tensor of which only the geometry depends on its arguments. A random one draws numbers."""
-    return func._schema.name.removeprefix("aten::") in _FACTORIES
+    return _name(func) in _FACTORIES
 
 
 @functools.cache
 def _is_fresh(func) -> bool:
     """Whether it returns its argument because that was made just now: the last part of `torch.tensor`."""
-    return func._schema.name.removeprefix("aten::") == "lift_fresh"
+    return _name(func) == "lift_fresh"
 
 
 @functools.cache
 def _is_unchecked(func) -> bool:
-    return func._schema.name.removeprefix("aten::") in _UNCHECKED
+    return _name(func) in _UNCHECKED
 
 
 @functools.cache
 def _is_view(func) -> bool:
-    return func._schema.name.removeprefix("aten::") in _ALIASING or func.is_view
+    return _name(func) in _ALIASING or func.is_view
 
 
 def _hollow_result(func, args, kwargs):
     """The result of a functional operation on released inputs: it has the right shape and dtype, and no content."""
     source = _tensors_in(args, kwargs)[0]
-    name = func._schema.name.removeprefix("aten::")
+    name = _name(func)
     if name not in _COPIES and not _is_factory(func):
         raise RuntimeError(
             f"aten::{name} on a tensor without memory: a next world is built without it, so build must not compute "
