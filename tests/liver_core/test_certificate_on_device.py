@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from liver_core.certificate import certificate_plan as plans
-from liver_core.certificate.batches import batches_of
+from liver_core.certificate.batches import NARROW, NARROW_PART, batches_of
 from liver_core.certificate.mixing import MASK
 from liver_core.certificate.on_device import device_totals
 from liver_core.certificate.on_host import CHUNK, host_totals
@@ -70,6 +70,13 @@ def test_large_regions_of_several_parameters_have_the_same_sums_at_once(width):
     keys = (MASK - 3, 0x9E3779B97F4A7C15, 7)
     found = device_totals(region, batches_of(slabs), keys)
     assert found == host_totals(region, slabs, keys) and found[2] == 0
+
+
+@pytest.mark.parametrize(("width", "most"), [(NARROW - 1, 1024 // NARROW_PART), (NARROW, 1024)])
+def test_a_batch_of_narrow_pieces_has_fewer_words_since_what_is_known_of_each_takes_memory_too(width: int, most: int):
+    batches = batches_of([Slab(0, False, 0, 0, 1000, width, width)], 1024)
+    assert sum(batch.pieces for batch in batches) == 1000
+    assert {batch.pieces for batch in batches[:-1]} == {most // width}
 
 
 def test_no_slab_is_a_sum_of_zero():

@@ -66,3 +66,20 @@ def test_a_proposal_of_the_service_may_use_what_is_reserved_for_delays_where_not
     for after_s, expected_s in ((10, 21), (20.9, 21), (21.5, 24), (25, 24)):
         intent = intent_of(order, wanted, ACTIVE, now=START_S + after_s, budget=warning_budget(Provider.AWS))
         assert intent.deadline_utc == near(START_S + expected_s), after_s
+
+
+def test_the_time_of_a_proposal_is_counted_from_when_the_first_of_its_notices_was_heard(order: JobOrder) -> None:
+    heard = tuple(notice(name, 120, seen_s=seen_s) for name, seen_s in (("c", 9), ("d", 4), ("a", 1)))
+    wanted = HandoffOrder(
+        handoff_id=uuid4(),
+        parent=1,
+        cause=HandoffCause.NOTICE,
+        leaving=("c", "d"),
+        target=Placement(layout=ACTIVE.layout, members=ACTIVE.members),
+        reason="without c and d",
+        proposed_utc=utc(START_S + 10),
+        deadline_utc=utc(START_S + 120),
+    )
+    order = order.model_copy(update={"notices": heard})
+    intent = intent_of(order, wanted, ACTIVE, now=START_S + 10, budget=warning_budget(Provider.AWS))
+    assert intent.notice_at == near(START_S + 4), "a is not among those that it is for"
