@@ -5,8 +5,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo console test test-fast test-service test-console test-real test-thorough check format sim mutants chaos fuzz-api bench bench-handoff bench-notice bench-policy bench-service storm gpu-check gpu-bundle clean distclean
-.PHONY: console-or-say
+.PHONY: help setup demo console test test-pure test-service test-console test-real test-thorough test-touched check format durations sim mutants undo chaos fuzz-api bench bench-handoff bench-notice bench-policy bench-service storm gpu-check gpu-bundle clean distclean
+.PHONY: console-or-say packages test-torch-free
 
 # The interpreter that makes the environments; for example: make setup PYTHON=/usr/bin/python3.12
 PYTHON ?= python3
@@ -19,11 +19,13 @@ N ?= 150
 PACKAGES ?=
 # What draws the mistakes and the requests of `make fuzz-api`, and the first trial of `make chaos`; for example: make mutants N=300 SEED=7
 SEED ?= 1
-# Processes that share each suite. WORKERS=0, REAL_WORKERS=0: one after the other.
-WORKERS ?= 2
-# Tests with real processes start up to eight each, and wait in between for deadlines to pass: one more than there are
-# cores. They are shared out by file, since the tests of a file share a running job.
-REAL_WORKERS ?= 3
+# Processes that share each suite: one more than there are cores, since tests wait in between. WORKERS=0: one test after
+# the other.
+WORKERS ?= 3
+# Parts of `make test-thorough`, and the revision since which `make test-touched` looks for changes; for example:
+# make test-thorough THOROUGH='rank service'
+THOROUGH ?=
+SINCE ?= auto
 # Trials of `make chaos`. What build/reports/chaos.json has of this tree is not played again: remove
 # it to begin anew. A trial takes one to four minutes on two busy cores.
 TRIALS ?= 40
@@ -53,16 +55,17 @@ SERVICE_BIN := .venv-service/bin
 REPORTS := build/reports
 WEB := service/console/web
 CONSOLE_SOURCES := docs/openapi.json $(shell find $(WEB) -path $(WEB)/node_modules -prune -o -type f ! -name schema.gen.ts -print)
-PYTEST := python -m pytest --durations=25
-# The same for `make test`: a few that fail run once more, alone, and are named (tests/run_suite.py).
+# tests/run_suite.py says what a suite took and holds it to its budget; tests/durations.py puts the longest tests first.
 SUITE := python -m tests.run_suite
-REAL = -n $(REAL_WORKERS) --dist loadfile --no-loadscope-reorder
-# Runs where torch is not installed, and only there: the service, the wire contract, and the proof that importing
-# the pure half loads nothing heavy.
+SPREAD := --durations=25 --dist loadgroup --no-loadscope-reorder
+# What imports neither torch nor what comes with it: the service, the wire contract, and the proof that importing the
+# pure half loads nothing heavy.
 TORCH_FREE_TESTS := $(wildcard tests/service tests/deploy tests/fuzz tests/migrations tests/agent/protocol tests/test_imports.py tests/test_docs.py)
+# Files with tests that start processes: to collect the others as well takes longer than most of their tests.
+REAL_TESTS = $(shell grep -rlE --include='test_*.py' 'mark\.real|every_kind' tests)
 
 help: ## Show this list.
-	@echo "LiveR: targets (variables: PYTHON, SEEDS, N, PACKAGES, SEED, TRIALS, TRIALS_AT_A_TIME, RUNS, WORKERS, REAL_WORKERS, PYTEST_ARGS, BENCH_ARGS, NOTICE_ARGS, STORM_ARGS, GPU_ARGS)"
+	@echo "LiveR: targets (variables: PYTHON, SEEDS, N, PACKAGES, SEED, TRIALS, TRIALS_AT_A_TIME, RUNS, WORKERS, THOROUGH, SINCE, PYTEST_ARGS, BENCH_ARGS, NOTICE_ARGS, STORM_ARGS, GPU_ARGS)"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/stamp ## Make .venv with everything, under constraints.txt (re-runs only when the pins change).
@@ -79,32 +82,53 @@ demo: console-or-say ## Run a real Megatron job through real spot notices; write
 	@mkdir -p $(REPORTS)
 	$(BIN)/liver demo --report $(REPORTS)/demo.json
 
-test: test-fast test-service test-console test-real ## Run every test: fast suite, service without torch, real processes.
+# The console is built, and Debian's packages are installed, while tests run that need neither.
+test: ## Run what every change must pass, in 15 minutes on two cores; ends with what each suite took.
+	@began=$$(date +%s); failed=0; \
+	$(MAKE) --no-print-directory setup || exit 1; \
+	$(MAKE) --no-print-directory -k -j2 test-pure packages || failed=1; \
+	$(MAKE) --no-print-directory -k test-service test-console test-real || failed=1; \
+	$(BIN)/$(SUITE) --ended --began $$began pure service real || failed=1; \
+	exit $$failed
 
-test-fast: setup ## Run the tests of core and agent that start no torch process.
-	$(BIN)/$(SUITE) fast --durations=25 -n $(WORKERS) -m "not real and not slow" $(TORCH_FREE_TESTS:%=--ignore=%) $(PYTEST_ARGS)
+test-pure: setup ## Run the tests of core and agent that start no process with torch.
+	$(BIN)/$(SUITE) pure -n $(WORKERS) $(SPREAD) -m "not real" $(TORCH_FREE_TESTS:%=--ignore=%) $(PYTEST_ARGS)
 
-test-service: .venv-service/stamp ## Run the tests of the service in .venv-service, which has no torch.
-	@if $(SERVICE_BIN)/python -c 'import torch' 2>/dev/null; then \
-	    echo "error: torch is installed in .venv-service; remove that folder and run make again" >&2; exit 1; fi
-	$(SERVICE_BIN)/$(SUITE) service --durations=25 -n $(WORKERS) -m "not real and not slow" $(TORCH_FREE_TESTS) $(PYTEST_ARGS)
+test-service: setup ## Run the tests of the service as where torch is not installed, on a real PostgreSQL.
+	PYTHONPATH=tests/without_torch $(BIN)/$(SUITE) service -n $(WORKERS) $(SPREAD) -m "not real" $(TORCH_FREE_TESTS) $(PYTEST_ARGS)
 
-test-real: console-or-say ## Run the tests with real processes and torch (minutes).
-	$(BIN)/$(SUITE) real --durations=25 $(REAL) -m "real or slow" $(PYTEST_ARGS)
+test-real: console-or-say ## Run the tests with real processes: ranks that train, agents, the console in a browser, the whole product.
+	$(BIN)/$(SUITE) real -n $(WORKERS) $(SPREAD) -m real $(REAL_TESTS) $(PYTEST_ARGS)
 
 test-console: console-or-say ## Run the tests of the web console's parts, and hold its first load to its budget (says so where there is no npm registry).
 	@if [ -d $(WEB)/node_modules ]; then $(with_node) cd $(WEB) && npm test && node scripts/budget.mjs; \
 	    else echo "SKIPPED: the tests of the web console need an npm registry"; fi
 
-test-thorough: setup ## Run the whole of what `make test` takes a sample of: random live handoffs, every pair by every rung (tens of minutes).
-	$(BIN)/$(PYTEST) $(REAL) -m thorough --thorough $(PYTEST_ARGS)
+test-thorough: console-or-say ## Run all that `make test` leaves out, or the parts THOROUGH of it; goes on after a failure (an hour and a half).
+	$(BIN)/python -m tests.thorough $(THOROUGH)
+
+test-touched: console-or-say ## Run those thorough tests that the change since SINCE touches, for 20 minutes at most; says what it left out.
+	$(BIN)/python -m tests.thorough --touched-since $(SINCE) --minutes 20
+
+# The same tests as `test-service`, both tiers, in an environment in which torch really is not installed.
+test-torch-free: .venv-service/stamp
+	@if $(SERVICE_BIN)/python -c 'import torch' 2>/dev/null; then \
+	    echo "error: torch is installed in .venv-service; remove that folder and run make again" >&2; exit 1; fi
+	$(SERVICE_BIN)/$(SUITE) torch-free -n $(WORKERS) $(SPREAD) -m "not real" --thorough $(TORCH_FREE_TESTS) $(PYTEST_ARGS)
+
+# What tests need of Debian, where it can be installed; where it cannot, they are skipped and say so.
+packages: console-or-say
+	@$(BIN)/python -m tests.debian 
+
+durations: ## Write tests/durations.json anew: how long tests take, for clones that have not run them yet.
+	$(BIN)/python -m tests.durations
 
 check: setup ## Run the linters: ruff, formatting, types, import contracts, house rules.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/test_tidy.py
+	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_durations.py
 
 format: setup ## Format the tree and fix what ruff can fix by itself.
 	$(BIN)/ruff check --fix .
@@ -115,6 +139,9 @@ sim: setup ## Run the handoff simulator over SEEDS seeds (20,000 by default).
 
 mutants: setup ## Plant N mistakes (150) in a copy of what decides (PACKAGES: only in these), one at a time, and count those that the nearest tests find, by package (writes build/reports/mutants.json).
 	$(BIN)/python -m tests.mutants.run --count $(N) --seed $(SEED) --workers $(WORKERS) --report $(REPORTS)/mutants.json $(if $(PACKAGES),--packages $(PACKAGES))
+
+undo: setup ## Undo the 20 newest commits that changed what rank, agent or service do, one at a time, and say which test finds it (hours); writes build/reports/undo.json.
+	$(BIN)/python -m tests.mutants.undo --report $(REPORTS)/undo.json
 
 chaos: setup ## Kill and stop parts of real jobs at random moments, TRIALS times from SEED on, TRIALS_AT_A_TIME side by side (a minute a trial); writes build/reports/chaos.json.
 	$(BIN)/python -m tests.chaos.run --trials $(TRIALS) --seed $(SEED) --report $(REPORTS)/chaos.json --keep build/chaos --resume --workers $(TRIALS_AT_A_TIME)
@@ -132,7 +159,7 @@ bench-notice: setup ## Measure what a notice costs, over RUNS notices of 3 s to 
 	$(BIN)/python -m tests.benchmarks.notice --runs $(RUNS) --report $(REPORTS)/notice.json $(NOTICE_ARGS)
 
 bench-policy: setup ## Replay public spot traces under the policy (minutes); writes build/reports/policy.json, or says that the folder POLICY_DATA is missing.
-	$(SERVICE_BIN)/python -m tests.benchmarks.policy --data $(POLICY_DATA) --handoffs $(REPORTS)/handoff.json --report $(REPORTS)/policy.json $(POLICY_ARGS)
+	$(BIN)/python -m tests.benchmarks.policy --data $(POLICY_DATA) --handoffs $(REPORTS)/handoff.json --report $(REPORTS)/policy.json $(POLICY_ARGS)
 
 bench-service: setup ## Measure what agents cost the service (minutes; BENCH_ARGS='--agents 50 --seconds 20'); writes build/reports/service.json.
 	$(BIN)/python -m tests.benchmarks.service --report $(REPORTS)/service.json $(BENCH_ARGS)

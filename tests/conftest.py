@@ -3,10 +3,13 @@
 import os
 import signal
 from collections.abc import Generator
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests import tiers
+
+pytest_plugins = ["tests.durations"]
 
 # How long an example takes says more of the machine that runs it than of the example.
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -20,13 +23,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run what is marked thorough as well")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    for subject in tiers.SUBJECTS:
+        config.addinivalue_line("markers", f"{subject.name}: its subject; follows from its folder (tests/tiers.py)")
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        subject = tiers.subject_of(item.path.relative_to(config.rootpath).as_posix())
+        item.add_marker(subject)
+        if subject in tiers.THOROUGH_SUBJECTS:
+            item.add_marker("thorough")
     if not config.getoption("--thorough"):
         left_out = [item for item in items if item.get_closest_marker("thorough")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
-    if hasattr(config, "workerinput"):
-        _longest_files_first(items)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -40,17 +52,6 @@ def pytest_runtest_call() -> Generator[None, object, object]:
         signal.signal(number, handler)
     assert not changed, f"the test has changed what {[number.name for number in changed]} does to this process"
     return found
-
-
-def _longest_files_first(items: list[pytest.Item]) -> None:
-    """Processes that share the files end at the same time when the last files are short ones. A test's own limit is a
-    fair guess at how long its file takes."""
-    limits: dict[Path, tuple[float, int]] = {}
-    for item in items:
-        longest, count = limits.get(item.path, (0.0, 0))
-        marker = item.get_closest_marker("timeout")
-        limits[item.path] = (max(longest, marker.args[0] if marker else 0.0), count + 1)
-    items.sort(key=lambda item: limits[item.path], reverse=True)
 
 
 @pytest.fixture(scope="session")

@@ -1,63 +1,127 @@
-"""Runs one suite of `make test`, and what failed in it once more, alone.
-
-A test that fails beside two others, each with eight processes on the same two cores, may say more of the machine than
-of the product. So the few that failed run again, one after the other, with nothing beside them. One that fails again
-fails the suite. One that passes is unsteady: the suite passes, but its end names the test, and the report in
-build/reports keeps what it printed when it failed. More than a few failures are the product's: none of them is run
-again.
+"""Runs one suite of tests, says what it took, and holds it to its budget.
 
     python -m tests.run_suite real -n 3 -m real
+    python -m tests.run_suite --ended --began 1795851753 pure service real
+
+A few that fail run once more, alone, so that a reader knows whether the machine had a part in it. The suite has failed
+all the same, unless tests/tiers.py lists them as unsteady. Wall and processor seconds go to build/reports/suites.json;
+`--ended` prints them for all suites of a run and fails where one is above its budget.
 """
 
+import argparse
+import contextlib
+import ctypes
 import json
+import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+from typing import NamedTuple
 
-AGAIN_MAX = 6  # As many failures as a busy machine has ever caused in one run, and no more.
-AGAIN_LIMIT_S = 900.0
+from tests import tiers
+
+AGAIN_MAX = 6  # Of more failures than these none is run again: they are not the machine's.
+AGAIN_LIMIT_S = 300.0
 FAILED, NO_TEST = 1, 5  # pytest's exit codes: tests failed; none was chosen.
 REPORTS = Path("build/reports")
+SUITES = REPORTS / "suites.json"
+BECOME_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2): orphans of this process's descendants become its children.
+RED, PLAIN = "\033[31m", "\033[0m"
 
 
-def main(name: str, arguments: list[str]) -> int:
-    """Exit code of the suite: pytest's own, or 0 where each of a few failures passed alone."""
+class Took(NamedTuple):
+    """What one run of a suite took; `cpu_s` over every process that it started."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["--ended"]:
+        return ended(arguments[1:])
+    name, *rest = arguments
     cache = Path("build/cache") / name
     last_failed = cache / "v/cache/lastfailed"
     last_failed.unlink(missing_ok=True)
-    code = _pytest([*arguments, "-o", f"cache_dir={cache}"]).returncode
-    report = REPORTS / f"unsteady-{name}.json"
-    report.unlink(missing_ok=True)
+    code, took = run([sys.executable, "-m", "pytest", *rest, "-o", f"cache_dir={cache}"])
+    note(name, took)
+    print(f"suite {name}: {took.wall_s:.0f} s, {took.cpu_s:.0f} processor seconds", flush=True)
     if code != FAILED or not last_failed.exists():
-        return code
+        return 0 if code == NO_TEST else code
     failed = sorted(json.loads(last_failed.read_text()))
     if len(failed) > AGAIN_MAX:
         print(f"{len(failed)} tests failed, more than {AGAIN_MAX}: none is run again", flush=True)
         return code
-    print(f"\n{len(failed)} failed; running each again alone:", *failed, sep="\n  ", flush=True)
-    failed_twice = [test for test in failed if _fails_alone(test, arguments)]
-    unsteady = [test for test in failed if test not in failed_twice]
-    if unsteady:
-        REPORTS.mkdir(parents=True, exist_ok=True)
-        report.write_text(json.dumps({"suite": name, "unsteady": unsteady}, indent=2) + "\n")
-        print(f"\nUNSTEADY, failed beside others and passed alone ({report}):", *unsteady, sep="\n  ", flush=True)
-    if failed_twice:
-        print("\nFAILED, also alone:", *failed_twice, sep="\n  ", flush=True)
-    return code if failed_twice else 0
+    print(f"\n{len(failed)} failed; each runs again, alone, to tell whether it needs others to fail", flush=True)
+    passed_alone = [test for test in failed if not _fails_alone(test)]
+    for test in failed:
+        why = tiers.UNSTEADY.get(test.partition("@")[0])
+        listed = f"; listed as unsteady: {why}" if why else ""
+        print(f"FAILED{', passed alone' if test in passed_alone else ', also alone'}: {test}{listed}", flush=True)
+    return (
+        code if any(test not in passed_alone or test.partition("@")[0] not in tiers.UNSTEADY for test in failed) else 0
+    )
 
 
-def _fails_alone(test: str, arguments: list[str]) -> bool:
-    return _pytest([test, *(["--thorough"] if "--thorough" in arguments else []), "-n", "0"]).returncode != 0
+def run(command: list[str], limit_s: float | None = None) -> tuple[int, Took]:
+    """Run a command, and count what it and all that it started took. Its exit code, FAILED where it was ended."""
+    began, before = time.monotonic(), _cpu_of_children_s()
+    # Servers that leave their parents, such as PostgreSQL's, are counted too, for it is here that they are waited for.
+    ctypes.CDLL(None).prctl(BECOME_SUBREAPER, 1, 0, 0, 0)
+    process, code = subprocess.Popen(command), None
+    timer = threading.Timer(limit_s or threading.TIMEOUT_MAX, process.kill)
+    timer.start()
+    while code is None:
+        ended_pid, status = os.waitpid(-1, 0)
+        if ended_pid == process.pid:
+            code = process.returncode = os.waitstatus_to_exitcode(status)
+    timer.cancel()
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            continue
+    return FAILED if code < 0 else code, Took(time.monotonic() - began, _cpu_of_children_s() - before)
 
 
-def _pytest(arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "pytest", *arguments]
-    try:
-        # The whole suite has no limit of its own: each of its tests has one.
-        return subprocess.run(command, timeout=AGAIN_LIMIT_S if "::" in arguments[0] else None, check=False)
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, FAILED)
+def note(name: str, took: Took) -> None:
+    known = json.loads(SUITES.read_text()) if SUITES.is_file() else {}
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    SUITES.write_text(json.dumps(known | {name: took._asdict() | {"ended": time.time()}}, indent=2) + "\n")
+
+
+def ended(arguments: list[str]) -> int:
+    """Print what the suites of this run took; 1 where processor seconds are above their budget."""
+    parser = argparse.ArgumentParser(prog="run_suite --ended")
+    parser.add_argument("--began", type=float, required=True, help="when the run began, in seconds since 1970")
+    parser.add_argument("suites", nargs="+")
+    options = parser.parse_args(arguments)
+    known = json.loads(SUITES.read_text()) if SUITES.is_file() else {}
+    over = False
+    print(f"\n{'suite':<10} {'wall':>7} {'processor':>10} {'budget':>8}")
+    for name in options.suites:
+        took, budget = known.get(name), tiers.CPU_MAX_S.get(name)
+        if took is None or took["ended"] < options.began:
+            print(f"{name:<10} did not run")
+            continue
+        above = budget is not None and took["cpu_s"] > budget
+        over |= above
+        told = f"{name:<10} {took['wall_s']:>5.0f} s {took['cpu_s']:>8.0f} s {f'{budget:.0f} s' if budget else '':>8}"
+        print(f"{RED}{told}  above its budget{PLAIN}" if above else told)
+    wall_s = time.time() - options.began
+    told = f"all, set-up included: {wall_s / 60:.1f} min of {tiers.WALL_MAX_S / 60:.0f}"
+    print(f"{RED}{told}: too long{PLAIN}" if wall_s > tiers.WALL_MAX_S else told, flush=True)
+    return int(over)
+
+
+def _fails_alone(test: str) -> bool:
+    command = [sys.executable, "-m", "pytest", test.partition("@")[0], "--thorough", "-n", "0"]
+    return run(command, AGAIN_LIMIT_S)[0] != 0
+
+
+def _cpu_of_children_s() -> float:
+    return sum(os.times()[2:4])
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(main(sys.argv[1:]))

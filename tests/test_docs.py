@@ -25,11 +25,3 @@ def test_the_page_on_the_job_file_names_every_field_and_which_ones_are_needed():
     schema = job_file_schema()
     assert set(rows) == set(schema["properties"])
     assert {name for name, needed in rows.items() if needed} == set(schema["required"])
-
-
-def test_every_target_of_the_makefile_says_what_it_does():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
-    assert targets
-    documented = set(re.findall(r"^([a-z-]+):[^\n]*## \S", makefile, re.MULTILINE))
-    assert set(targets.group(1).split()) == documented

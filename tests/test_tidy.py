@@ -41,7 +41,7 @@ DOCSTRING_LINES_MAX = 6
 # The docstring of a package may be its manual: which parts there are, and how they play together.
 PACKAGE_DOCSTRING_LINES_MAX = 60
 FILE_LINES_MAX = 500
-TEST_FILE_LINES_MAX = 700
+TEST_FILE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 60
 POSITIONAL_PARAMETERS_MAX = 6
 
@@ -84,48 +84,12 @@ MAY_SLEEP: dict[str, str] = {
     "tests/agent/fake_rank.py": "a process that plays a rank whose cutover takes its time",
 }
 
-# A name that stands twice means two things to whoever looks for it. These mean the same wherever they stand.
-SAME_FILE_IN_MANY_PLACES = {
-    "__init__.py": "a package",
-    "app.py": "a process put together",
-    "main.py": "an entry point",
-    "settings.py": "the settings of a process",
-    **dict.fromkeys(
-        ("tables.py", "queries.py", "rules.py", "operations.py", "schemas.py", "endpoints.py"),
-        "what a noun of the service consists of",
-    ),
-    **dict.fromkeys(("jobs.py", "nodes.py"), "a noun of the service, for the terminal and for the reconcilers"),
-}
-SAME_CLASS_IN_TWO_PLACES: dict[str, str] = {}
-GROWS_BY_ONE_FILE_A_CHANGE = ("migrations/versions",)
-# The browser half of the console, and what its build makes, are laid out as its tools expect.
-OTHER_TREES = ("service/console/web/", "service/console/static/app/")
-FOLDER_MODULES_MAX = 14
-FOLDER_DEPTH_MAX = 3
-
 # A path of one developer's machine or the address of a package registry makes the tree work in one place only.
 # This file is exempt, since it has to spell them.
 FOREIGN_ADDRESSES = re.compile(
     r"(?<![\w.$}])/work/|/tmp/liver\b|/opt/(pypi|wheels)|/root/|"
     r"(pypi|files\.pythonhosted|test\.pypi)\.org|download\.pytorch\.org|registry\.npmjs\.org|"
     r"(--|_)index[-_]url\s*[= ]\s*http"
-)
-
-# One word for one thing: a generation is never an "epoch" (Megatron's data sets do count epochs), a handoff is never
-# a "migration" (a change of the database schema is one).
-EPOCH = re.compile(r"(?<![a-z])epochs?(?![a-z])", re.IGNORECASE)
-EPOCH_IS_MEANT = re.compile(
-    r"num_epochs|since the epoch|extract\(epoch|unix|posix|1970|dataset|never|server.?epoch", re.IGNORECASE
-)
-MIGRATION = re.compile(r"\bmigrat(e|es|ed|ing|ion)\b", re.IGNORECASE)
-MIGRATION_IS_MEANT = re.compile(r"alembic|database|schema|postgres|\bdb\b|revision|never", re.IGNORECASE)
-MIGRATION_PLACES = (
-    "migrations/",
-    "service/db/",
-    "tests/migrations/",
-    "tests/service/db/",
-    "LICENSE",
-    "tests/test_tidy.py",
 )
 
 
@@ -188,49 +152,6 @@ def test_no_module_has_a_name_that_says_nothing():
         if vague := words & VAGUE_MODULE_NAMES:
             found.append(f"{path}:1: is named {', '.join(sorted(vague))}")
     assert_none(found)
-
-
-def test_no_file_name_and_no_class_name_of_the_product_stands_twice():
-    found: list[str] = []
-    places: dict[str, str] = {}
-    for name, place in [*file_names(), *class_names()]:
-        first = places.setdefault(name, place)
-        if first != place and name not in SAME_FILE_IN_MANY_PLACES and name not in SAME_CLASS_IN_TWO_PLACES:
-            found.append(f"{place}: {name} stands in {first} too")
-    assert_none(found)
-
-
-def test_a_folder_of_the_product_is_neither_crowded_nor_nearly_empty_nor_deep():
-    found = []
-    for folder, content in product_folders().items():
-        modules = [path for path in content if path.endswith(".py") and not path.endswith("/__init__.py")]
-        if len(modules) > FOLDER_MODULES_MAX and folder not in GROWS_BY_ONE_FILE_A_CHANGE:
-            found.append(f"{folder}:1: has {len(modules)} modules, the limit is {FOLDER_MODULES_MAX}")
-        if f"{folder}/__init__.py" in content and len(content) <= 2 and folder not in GROWS_BY_ONE_FILE_A_CHANGE:
-            found.append(f"{folder}:1: is a package of one file")
-        if len(folder.split("/")) > FOLDER_DEPTH_MAX:
-            found.append(f"{folder}:1: lies deeper than {FOLDER_DEPTH_MAX} folders")
-    assert_none(found)
-
-
-def test_a_generation_is_never_called_an_epoch():
-    assert_none(
-        [
-            f"{path}:{number}: {line.strip()[:100]}"
-            for path, number, line in lines_of_text()
-            if EPOCH.search(line) and not EPOCH_IS_MEANT.search(line) and path != "tests/test_tidy.py"
-        ]
-    )
-
-
-def test_a_handoff_is_never_called_a_migration():
-    assert_none(
-        [
-            f"{path}:{number}: {line.strip()[:100]}"
-            for path, number, line in lines_of_text()
-            if MIGRATION.search(line) and not MIGRATION_IS_MEANT.search(line) and not path.startswith(MIGRATION_PLACES)
-        ]
-    )
 
 
 def test_no_message_of_ours_can_carry_a_pickled_object():
@@ -309,12 +230,6 @@ def test_the_tree_names_no_registry_and_no_path_of_one_machine():
     )
 
 
-def test_the_changelog_has_an_unreleased_entry():
-    unreleased = re.search(r"^## \[Unreleased\]\n(.*?)(?=^## |\Z)", text_of("CHANGELOG.md"), re.MULTILINE | re.DOTALL)
-    assert unreleased, "CHANGELOG.md has no '## [Unreleased]' section"
-    assert re.search(r"^- \S", unreleased.group(1), re.MULTILINE), "the Unreleased section lists no change"
-
-
 def test_every_decision_record_says_its_status_and_what_follows_from_it():
     records = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
     assert records, "docs/adr has no records"
@@ -348,8 +263,6 @@ def test_every_relative_link_in_a_document_leads_somewhere():
 def test_every_allow_list_entry_still_names_something_that_exists():
     entries = [*MAY_BE_LONG, *MAY_HAVE_LONG_FUNCTIONS, *MAY_TAKE_MANY_PARAMETERS, *MAY_SLEEP]
     gone = [entry for entry in entries if not (ROOT / entry.split(":")[0]).exists()]
-    names = [name for name, _ in [*file_names(), *class_names()]]
-    gone += [name for name in (*SAME_FILE_IN_MANY_PLACES, *SAME_CLASS_IN_TWO_PLACES) if names.count(name) < 2]
     assert_none([f"{entry}: is allowed, but gone" for entry in gone])
 
 
@@ -383,33 +296,6 @@ def text_of(path: str) -> str:
 def python_files() -> tuple[tuple[str, ast.Module], ...]:
     ours = (path for path in files() if path.endswith(".py") and path.split("/")[0] in (*PACKAGES, "tests"))
     return tuple((path, ast.parse(text_of(path), filename=path)) for path in ours)
-
-
-def file_names() -> Iterator[tuple[str, str]]:
-    """(name, where) of every module of the product."""
-    return ((Path(path).name, f"{path}:1") for path, _ in python_files() if not path.startswith("tests/"))
-
-
-def class_names() -> Iterator[tuple[str, str]]:
-    """(name, where) of every class of the product that stands at the top of its file."""
-    for path, tree in python_files():
-        if not path.startswith("tests/"):
-            yield from ((node.name, f"{path}:{node.lineno}") for node in tree.body if isinstance(node, ast.ClassDef))
-
-
-def product_folders() -> dict[str, list[str]]:
-    """Folder -> paths of the files in it, and one for each folder in it that has files."""
-    folders: dict[str, set[str]] = {}
-    for path in files():
-        if path.split("/")[0] in PACKAGES and not path.startswith(OTHER_TREES):
-            for inner in Path(path).parents:
-                outer = inner.parent.as_posix()
-                if inner.as_posix() != ".":
-                    folders.setdefault(inner.as_posix(), set())
-                    if outer != ".":
-                        folders.setdefault(outer, set()).add(inner.as_posix())
-            folders[Path(path).parent.as_posix()].add(path)
-    return {folder: sorted(content) for folder, content in folders.items()}
 
 
 def lines_of_text() -> Iterator[tuple[str, int, str]]:

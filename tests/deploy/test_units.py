@@ -29,7 +29,7 @@ def section(unit: str, name: str = "Service") -> dict[str, str]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("unit", UNITS)
 def test_systemd_finds_nothing_wrong_with_the_unit(unit: str, tmp_path: Path) -> None:
-    program = needs("systemd-analyze", "systemd")
+    program = needs("systemd-analyze")
     text = (SYSTEMD / unit).read_text()
     for name in re.findall(r"^ExecStart=(/opt/liver/bin/\S+)", text, re.MULTILINE):
         # Its command is installed on the machines of users, not on this one.

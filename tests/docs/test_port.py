@@ -45,6 +45,7 @@ def test_the_page_names_every_part_of_the_contract():
     assert [name for name in names if f"`{name}" not in PAGE] == []
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 @pytest.mark.timeout(180)
 def test_the_example_passes_its_trial_in_one_process_and_in_four():
@@ -58,6 +59,7 @@ def test_the_example_passes_its_trial_in_one_process_and_in_four():
     assert answer["step_s"] > 0 and answer["state_bytes"] > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 @pytest.mark.timeout(180)
 def test_the_example_is_handed_over_live():

@@ -32,7 +32,7 @@ WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Not for the session: while the driver is open its event loop runs, and no other test of the process could."""
-    path = needs("chromium", "chromium")
+    path = needs("chromium")
     if not APP.is_file():
         pytest.skip("the console is not built: make console")
     with sync_api.sync_playwright() as driver:

@@ -10,6 +10,7 @@ from liver_core.layout import ParallelLayout
 from tests.cluster.real_service import RealService, real_service, service_folder
 from tests.e2e.conftest import NARROW, PATIENCE_MS, SERVE, SHOTS, Visitor, sync_api
 from tests.e2e.story import SETTINGS, Story, story_in, until
+from tests.tiers import sample
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 expect = sync_api.expect
@@ -48,7 +49,7 @@ def test_a_login_shows_what_was_asked_for_and_a_logout_hides_it(visit, story, se
     expect(somebody.page.get_by_label("Token")).to_be_visible()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", sample(["light", "dark"], "light"))
 def test_every_screen_shows_its_data_and_everybody_can_read_it(visit, story, scheme):
     admin = visit("admin", color_scheme=scheme)
     found = {}
@@ -64,7 +65,7 @@ def test_every_screen_shows_its_data_and_everybody_can_read_it(visit, story, sch
     assert (brightness < 128) is (scheme == "light"), ink
 
 
-@pytest.mark.parametrize("axis", ["time", "step", "dollars"])
+@pytest.mark.parametrize("axis", sample(["time", "step", "dollars"], "time"))
 def test_the_first_view_of_a_job_draws_its_timeline(visit, story, axis):
     viewer = visit("operator")
     viewer.go(f"/jobs/{story.job_id}?x={axis}")
@@ -75,6 +76,7 @@ def test_the_first_view_of_a_job_draws_its_timeline(visit, story, axis):
     viewer.page.screenshot(path=SHOTS / f"job-by-{axis}-1440.png", full_page=True)
 
 
+@pytest.mark.thorough
 def test_every_screen_fits_a_telephone(visit, story):
     admin = visit("admin", viewport=NARROW, has_touch=True)
     wide = []
@@ -87,6 +89,7 @@ def test_every_screen_fits_a_telephone(visit, story):
     assert not wide
 
 
+@pytest.mark.thorough
 def test_an_incident_is_seen_from_the_notice_to_the_commit(browser):
     with (
         service_folder() as folder,
@@ -154,6 +157,7 @@ def test_a_viewer_may_look_and_no_more(visit, story, service):
     expect(viewer.page.get_by_label("Token")).to_be_visible(timeout=PATIENCE_MS)
 
 
+@pytest.mark.thorough
 def test_a_page_outlives_a_restart_of_the_service(browser):
     """On the same port; the session is in the database, and the page finds back by itself."""
     with service_folder() as folder:
@@ -191,6 +195,7 @@ TRACE = "\n".join(
 )
 
 
+@pytest.mark.thorough
 def test_a_job_is_replayed_on_a_trace_and_every_policy_stands_with_what_it_lost(visit, story):
     """What the page shows is what the API answers to the same question, and nothing is written in the audit log."""
     viewer = visit("operator")

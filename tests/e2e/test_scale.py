@@ -17,7 +17,7 @@ from tests.e2e.conftest import APP, NARROW, ROOT, SERVE, SHOTS, Visitor, sync_ap
 from tests.e2e.many_rows import CHANGED_AT_ONCE, NODES, change, fill
 from tests.e2e.story import SETTINGS, story_in, until
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.thorough, pytest.mark.real, pytest.mark.timeout(900)]
 expect = sync_api.expect
 REPORT = ROOT / "build" / "reports" / "console.json"
 CIRCUMSTANCES = ROOT / "build" / "reports" / "console-circumstances.json"

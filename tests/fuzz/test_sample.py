@@ -11,7 +11,7 @@ from tests.fuzz.ground import ground
 from tests.fuzz.play import Share, Tally, play
 from tests.fuzz.run import ANY, NODE, SYNC, logged, of_node, unreadable
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.thorough, pytest.mark.real, pytest.mark.timeout(400)]
 PRICES = "^/api/v1/pools/prices$"
 
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = TOTAL_S * PATIENCE["cpu"]
 """Of the run itself. It took four minutes on two cores with a load of 17."""
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(LIMIT_S + 60)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(LIMIT_S + 60)]
 
 
 def test_every_part_of_the_check_passes_on_a_cpu_and_is_labelled_a_rehearsal(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def _mutations_of(package: str) -> list[Mutation]:
 
 def _command(package: str, file: str) -> str:
     """What runs the tests of a package, those nearest to this file of it first."""
-    chosen = ["-m", "not real and not slow", "-x", "-q", "-p", "no:cacheprovider", "--basetemp=.tests"]
+    chosen = ["-m", "not real and not thorough", "-x", "-q", "-p", "no:cacheprovider", "--basetemp=.tests"]
     places = [ROOT / test for test in PACKAGES[package].tests]
     files = [path for place in places for path in (place.rglob("test_*.py") if place.is_dir() else (place,))]
     tests = sampling.nearest_first(file, {str(path.relative_to(ROOT)): path.read_text() for path in files})

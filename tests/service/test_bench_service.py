@@ -6,7 +6,11 @@ import pytest
 
 from tests.benchmarks.service import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # It starts two services, one after the other.
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.real,
+    pytest.mark.timeout(300),
+]  # It starts two services, one after the other.
 
 CASE = {
     "agents", "jobs", "ranks_per_node", "hz", "sync_ms", "wake_ms", "notice_to_order_ms", "notices_without_order",

@@ -32,6 +32,7 @@ from service.server import bind
 from service.settings import ServiceSettings
 from tests.service.conftest import bearer
 from tests.service.fake_agent import JOB, FakeAgent, step_row
+from tests.tiers import sample
 
 
 def test_a_port_in_use_is_named():
@@ -67,6 +68,7 @@ def test_threads_that_answer_get_the_interpreter_soon_while_another_computes(tmp
     assert sys.getswitchinterval() == usual_s, "a process that goes on has its own again"
 
 
+@pytest.mark.thorough
 def test_a_collection_of_garbage_does_not_look_through_all_that_the_service_has_loaded(tmp_path, monkeypatch):
     """Nobody is answered during one: over 200,000 objects take more than 100 ms."""
     seen: list[int] = []
@@ -234,7 +236,7 @@ def sse(response: httpx.Response):
             yield name, json.loads(line.removeprefix("data: "))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", sample([signal.SIGTERM, signal.SIGINT], signal.SIGTERM))
 def test_a_service_that_is_asked_to_end_ends_with_status_0(tmp_path, number):
     command = [sys.executable, "-m", "service.cli.main", "serve"]
     errors = tmp_path / "errors"

@@ -13,7 +13,7 @@ from tests.agent.cluster import REAL_RANKS, cluster, identity_of
 from tests.agent.waiting import real_job
 from tests.cluster.real_ranks_model import build_corpus
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.thorough, pytest.mark.real, pytest.mark.timeout(240)]
 THREE = ("a", "b", "c")
 
 

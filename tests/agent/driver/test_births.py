@@ -15,7 +15,7 @@ from tests.agent.cluster import Cluster, Start, cluster
 from tests.agent.fake_rank import write_checkpoint
 from tests.agent.waiting import fake_job
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.real]
 
 
 def wait_ended(nodes: Cluster, *names: str) -> None:
@@ -44,6 +44,7 @@ def test_a_suspended_job_writes_a_checkpoint_and_comes_back_from_it_on_other_nod
         assert nodes.service.failed == []
 
 
+@pytest.mark.thorough
 def test_ranks_end_with_a_checkpoint_at_the_time_that_the_service_named_before_it_went_away() -> None:
     with cluster("a", "b") as nodes:
         nodes.wait_training(1, ("a", "b"))
@@ -59,6 +60,7 @@ def test_ranks_end_with_a_checkpoint_at_the_time_that_the_service_named_before_i
         assert nodes.service.failed == [], "nobody misses them"
 
 
+@pytest.mark.thorough
 def test_where_nothing_fits_and_the_service_is_away_the_agents_end_all_ranks_with_a_checkpoint_and_tell_it_later() -> (
     None
 ):
@@ -100,6 +102,7 @@ def test_a_rank_that_dies_in_a_world_unknown_to_the_service_is_not_started_in_th
         assert nodes.log_of("b").count("starting rank") == nodes.log_of("a").count("starting rank") == 1
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_restart_replaces_a_world_that_lost_a_rank() -> None:
     with cluster("a", "b", faults={"b": "dies_training"}) as nodes:
         failed = nodes.wait(lambda: nodes.service.failed, "the lost rank")[0]
@@ -109,6 +112,7 @@ def test_a_checkpoint_restart_replaces_a_world_that_lost_a_rank() -> None:
         nodes.wait(lambda: nodes.rank("b") is None, "the lost rank to be forgotten")
 
 
+@pytest.mark.thorough
 def test_a_job_that_fails_by_its_own_fault_is_reported_as_failed_and_its_ranks_are_not_missed() -> None:
     with cluster("a", "b", faults={"b": "fails"}) as nodes:
         cause = nodes.wait(lambda: nodes.service.causes, "the failure")[0]

@@ -5,7 +5,7 @@ import pytest
 from agent.protocol.values import HandoffState
 from tests.agent.cluster import cluster
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(180), pytest.mark.real]
 FIRST, SECOND = "p" * 43, "s" * 43
 
 

@@ -12,7 +12,7 @@ from tests.agent.cluster import REAL_RANKS, cluster
 from tests.agent.waiting import real_job
 from tests.cluster.real_ranks_model import build_corpus
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(360)]
+pytestmark = [pytest.mark.thorough, pytest.mark.real, pytest.mark.timeout(360)]
 
 MICRO_BATCHES, MICRO_BATCH_S = 72, 0.35
 """Some forty seconds a step: each of its parts fills and drains the pipeline of two."""

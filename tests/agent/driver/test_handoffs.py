@@ -18,8 +18,9 @@ from agent.protocol.values import HandoffState
 from agent.supervisor.process import is_alive
 from liver_core.handoff import FailedPart, FailureCause
 from tests.agent.cluster import JOB_ID, Cluster, cluster, identity_of
+from tests.tiers import sample
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.real]
 FOUR = ("a", "b", "c", "d")
 
 
@@ -77,7 +78,7 @@ def test_a_service_that_died_before_the_notice_learns_of_the_handoff_later(four:
     assert "stopped:" in last_words[0]
 
 
-@pytest.mark.parametrize("victim", ["a", "b"])
+@pytest.mark.parametrize("victim", sample(["a", "b"], "a"))
 def test_an_agent_killed_in_the_middle_of_a_handoff_comes_back_and_the_handoff_goes_on(victim: str) -> None:
     with cluster(*FOUR, faults={"c": "slow_prepare"}) as nodes:
         nodes.wait_training(1, FOUR)
@@ -107,6 +108,7 @@ def test_a_second_notice_amends_the_handoff_and_one_generation_answers_both() ->
         nodes.wait(lambda: nodes.rank("c") is None and nodes.rank("d") is None, "the end of both leavers")
 
 
+@pytest.mark.thorough
 def test_a_second_notice_after_permission_takes_it_back_and_amends_the_handoff() -> None:
     with cluster("a", "b", "c", spares=("e",), faults={"a": "long_step"}) as nodes:
         nodes.service.spares = ("e",)
@@ -124,7 +126,7 @@ def test_a_second_notice_after_permission_takes_it_back_and_amends_the_handoff()
         assert identity_of(nodes.rank("e")) == newcomer  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("service", ["is there", "is away"])
+@pytest.mark.parametrize("service", sample(["is there", "is away"], "is away"))
 def test_a_notice_for_every_node_of_a_job_is_answered_by_one_that_comes(service: str) -> None:
     with cluster("a", spares=("e",)) as nodes:
         nodes.service.spares = ("e",)
@@ -158,6 +160,7 @@ def test_a_rank_that_dies_while_preparing_aborts_the_handoff_with_its_name_and_t
         assert (failed[0].rank, failed[0].generation) == (1, 1)
 
 
+@pytest.mark.thorough
 def test_a_rank_that_cannot_prepare_aborts_the_handoff_and_the_job_trains_on() -> None:
     with cluster(*FOUR, faults={"b": "cannot_prepare"}) as nodes:
         nodes.wait_training(1, FOUR)
@@ -184,6 +187,7 @@ def test_a_store_that_dies_while_ranks_prepare_aborts_the_handoff_at_once_and_is
         nodes.wait(lambda: any(mirror.generation == 3 for mirror in nodes.service.mirrors.values()), "another attempt")
 
 
+@pytest.mark.thorough
 def test_an_agent_whose_journal_cannot_be_written_ends_and_says_so_wherever_it_notices() -> None:
     """It opens a handoff, and it is a task of its own that finds the disk full. The next agent goes on."""
     with cluster(*FOUR) as nodes:
@@ -195,7 +199,7 @@ def test_an_agent_whose_journal_cannot_be_written_ends_and_says_so_wherever_it_n
         assert nodes.wait_handoff(HandoffState.ACTIVE).leaving == ("d",)
 
 
-@pytest.mark.parametrize("how", ["stopped", "not named any more"])
+@pytest.mark.parametrize("how", sample(["stopped", "not named any more"], "stopped"))
 def test_no_store_is_left_of_a_job_that_ended_in_a_world_from_a_handoff(how: str) -> None:
     with cluster(*FOUR[:3]) as nodes:
         nodes.wait_training(1, FOUR[:3])
@@ -208,6 +212,7 @@ def test_no_store_is_left_of_a_job_that_ended_in_a_world_from_a_handoff(how: str
         nodes.wait(lambda: not any(nodes.service.stores[name] for name in FOUR[:3]), "the end of the stores", 10.0)
 
 
+@pytest.mark.thorough
 def test_a_stopped_job_ends_on_every_node_and_a_finished_one_says_so() -> None:
     with cluster("a", "b") as nodes:
         nodes.wait_training(1, ("a", "b"))
@@ -218,6 +223,7 @@ def test_a_stopped_job_ends_on_every_node_and_a_finished_one_says_so() -> None:
         assert nodes.wait(lambda: len([loss for loss in nodes.service.steps.values() if loss]) == 60, "all losses")
 
 
+@pytest.mark.thorough
 def test_a_node_whose_notice_is_withdrawn_is_used_again_and_its_next_notice_is_heard() -> None:
     """Its agent is killed in between: what it remembers comes from its journal."""
     with cluster("a", "b", "c", "d") as nodes:

@@ -11,7 +11,7 @@ from tests.agent.cluster import REAL_RANKS, cluster
 from tests.agent.waiting import real_job
 from tests.cluster.real_ranks_model import build_corpus
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.thorough, pytest.mark.real, pytest.mark.timeout(240)]
 
 NOTICE_S = 60.0
 MOST_S = 5.0

@@ -15,7 +15,7 @@ from tests.agent.cluster import REAL_RANKS, cluster, identity_of
 from tests.agent.waiting import real_job
 from tests.cluster.real_ranks_model import build_corpus
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.thorough, pytest.mark.real, pytest.mark.timeout(240)]
 
 
 def test_ranks_start_as_programs_where_a_zygote_has_started_cuda_and_hand_over_as_forks_do(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tests.agent.jobuser.probes import CANARY
 from tests.agent.waiting import quick_directory, real_job
 from tests.cluster.real_ranks_model import build_corpus
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.thorough, pytest.mark.real, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

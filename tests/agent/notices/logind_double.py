@@ -78,7 +78,7 @@ def _is_at_end(lock: int) -> bool:
 def own_bus(folder: Path) -> Iterator[str]:
     """The address of a D-Bus daemon that nobody else knows, until the end of the block."""
     address = f"unix:path={folder / 'bus'}"
-    command = [needs("dbus-daemon", "dbus-daemon"), "--session", "--nofork", "--print-address", f"--address={address}"]
+    command = [needs("dbus-daemon"), "--session", "--nofork", "--print-address", f"--address={address}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as daemon:
         assert daemon.stdout is not None and daemon.stdout.readline().startswith("unix:path=")
         try:

@@ -188,7 +188,7 @@ def _nothing_now(*_: object) -> None:
     """The journal's part is tested elsewhere."""
 
 
-@pytest.mark.slow
+@pytest.mark.real
 @pytest.mark.timeout(180)
 def test_ranks_on_other_nodes_hear_within_a_second_that_one_was_killed() -> None:
     with cluster("a", "b", "c") as nodes:
@@ -202,8 +202,9 @@ def test_ranks_on_other_nodes_hear_within_a_second_that_one_was_killed() -> None
         assert "was killed by SIGKILL" in _ranks_log(nodes, "a")
 
 
+@pytest.mark.thorough
 @pytest.mark.real
-@pytest.mark.slow
+@pytest.mark.real
 @pytest.mark.timeout(240)
 def test_ranks_that_train_end_with_the_name_of_the_one_that_was_killed(tmp_path: Path) -> None:
     args = {"data_prefix": build_corpus(tmp_path), "micro_batch_s": 0.05}

@@ -9,7 +9,7 @@ from deploy.demo.restart.one_process import JobSpec, WorldSpec, WorldsPlan, read
 from deploy.demo.restart.torchrun import BaselineFailed, BaselineSettings, measure_as_today, measure_at_best, run_plan
 from tests.cluster.real_ranks_model import small_gpt
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.thorough, pytest.mark.real, pytest.mark.timeout(400)]
 STEPS = 2
 LAYOUT = "PP2"
 PHASES = ["save", "teardown", "start", "imports", "init_and_build", "load", "enter"]

@@ -15,7 +15,7 @@ from deploy.local.cluster import Cluster
 from deploy.local.processes import Processes
 from tests.liver_core.rank.support.event_reader import read_run
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.thorough, pytest.mark.real, pytest.mark.timeout(400)]
 
 
 @pytest.fixture

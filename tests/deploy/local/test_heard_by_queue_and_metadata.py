@@ -22,7 +22,7 @@ from tests.cluster.real_service import RealJob, real_job
 from tests.service.clouds.moto_server import CREDENTIALS, REGION, Account, moto_server
 
 pytest.importorskip("moto")
-pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.thorough, pytest.mark.real, pytest.mark.timeout(400)]
 
 NODES = ("n1", "n2", "n3", "n4", "n5", "n6")
 APART_S, SLACK_S = 5.0, 4.0

@@ -21,7 +21,7 @@ from deploy.local.processes import Processes, Started
 from tests.agent.notices.logind_double import Logind, own_bus
 from tests.cluster.real_service import WORLD, RealJob, real_job
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.thorough, pytest.mark.real, pytest.mark.timeout(600)]
 NODES = ("n1", "n2", "n3")
 DELAY_S = 150
 

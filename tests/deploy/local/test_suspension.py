@@ -12,7 +12,7 @@ import pytest
 from deploy.local.api import interrupt
 from tests.cluster.real_service import STEPS_AFTER, RealJob, real_job
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.thorough, pytest.mark.real, pytest.mark.timeout(400)]
 
 NOTICE_S, LONG_NOTICE_S = 15.0, 40.0
 

@@ -206,7 +206,8 @@ provider "aws" {{
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.real
 @pytest.mark.timeout(500)
 def test_the_aws_module_is_applied_to_moto_and_a_second_plan_has_nothing_to_do(tmp_path: Path, moto_url: str) -> None:
     program, mirror = terraform(), provider_mirror()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,13 @@ READS = "liver_core/rank/step_boundary.py read_numbers"
 """Where the host waits for the device in a step: for the loss and the gradient norm, at once."""
 
 
-@pytest.fixture(params=RUNS, ids="-".join)
+@pytest.fixture(
+    scope="module",
+    params=[RUNS[0], *(pytest.param(run, marks=pytest.mark.thorough) for run in RUNS[1:])],
+    ids="-".join,
+)
 def found(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return ran(*request.param)
-
-
-@cache
-def ran(*arguments: str) -> dict[str, Any]:
-    command = [sys.executable, "-W", "ignore", "-m", "tests.liver_core.device.fake_cuda", *arguments]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.liver_core.device.fake_cuda", *request.param]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3_000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -15,6 +15,7 @@ from tests.cluster.real_ranks_model import small_gpt
 from tests.liver_core.rank.support.chain import World, gather
 from tests.liver_core.rank.support.global_state import differences
 from tests.liver_core.rank.support.hooked_job import notes_of
+from tests.tiers import sample
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -53,7 +54,9 @@ def setup_of(corpus: str, folder: Path, **changes: Any) -> RankSetup:
     return RankSetup(arguments, **settings | changes)
 
 
-@pytest.mark.parametrize(("rung", "layout"), [(Rung.STOP_AND_COPY, "TP2"), (Rung.LIVE, "DP2")])
+@pytest.mark.parametrize(
+    ("rung", "layout"), sample([(Rung.STOP_AND_COPY, "TP2"), (Rung.LIVE, "DP2")], (Rung.STOP_AND_COPY, "TP2"))
+)
 def test_the_step_handed_over_has_its_checkpoint_and_its_hooks_after_the_pause(
     corpus: str, tmp_path: Path, rung: Rung, layout: str
 ):

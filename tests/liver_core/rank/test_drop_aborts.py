@@ -24,6 +24,7 @@ from tests.liver_core.rank.support.trio import (
     assert_trained_as_if_nothing_had_happened,
     trio_setup,
 )
+from tests.tiers import sample
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
@@ -54,8 +55,8 @@ def job(corpus: str) -> Iterator[DropTrio]:
         yield trio
 
 
-@pytest.mark.parametrize("point", AFTER_THE_DROP)
-@pytest.mark.parametrize("action", ["kill", "stall"])
+@pytest.mark.parametrize("point", sample(AFTER_THE_DROP, "state read", "barrier"))
+@pytest.mark.parametrize("action", sample(["kill", "stall"], "kill"))
 def test_the_newcomer_dies_or_stalls_between_the_drop_and_the_decision(job: DropTrio, point: str, action: str):
     request, newcomer = job.dropping(Fault(point, action), cutover=SHORT)
     for member in (LEAVER, SURVIVOR):
@@ -115,6 +116,7 @@ def test_the_leaver_dies_after_the_drop_and_the_next_world_does_the_batch_all_th
         assert trio.steps(newcomer)[0][1] == trio.steps(LEAVER)[-1][1] + 1
 
 
+@pytest.mark.thorough
 def test_a_state_that_cannot_stream_is_copied_after_the_drop_and_a_damaged_one_refused_by_name(corpus: str):
     setup = trio_setup(corpus, global_batch=8, micro_batch=1, drop_every=1, job=JOBS["fused"])
     with DropTrio(setup) as trio:

@@ -28,6 +28,7 @@ from tests.liver_core.rank.support.chain import (
 from tests.liver_core.rank.support.drops import permit_held, prepare_within_a_step
 from tests.liver_core.rank.support.global_state import differences
 from tests.liver_core.rank.support.job_names import JOBS
+from tests.tiers import sample
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -44,9 +45,9 @@ def in_parts(corpus: str, every: int | None = 2, arguments: dict[str, Any] | Non
 @pytest.mark.parametrize(
     ("layout", "every", "arguments", "job"),
     [
-        ("TP2xPP2", 5, {"precision": "bf16"}, RankSetup.job),
+        pytest.param("TP2xPP2", 5, {"precision": "bf16"}, RankSetup.job, marks=pytest.mark.thorough),
         ("PP3", 7, {}, JOBS["dropout"]),
-        ("TP2xDP2", 1, OVERLAPPED, RankSetup.job),
+        pytest.param("TP2xDP2", 1, OVERLAPPED, RankSetup.job, marks=pytest.mark.thorough),
         ("DP4", 2, {"precision": "bf16", **OVERLAPPED}, JOBS["dropout"]),
     ],
 )
@@ -60,7 +61,7 @@ def test_a_step_in_parts_is_bit_for_bit_the_whole_step(
     assert parts.steps == whole.steps and len(whole.steps) == 3
 
 
-@pytest.fixture(scope="module", params=["fp32", "bf16"])
+@pytest.fixture(scope="module", params=sample(["fp32", "bf16"], "fp32"))
 def setup(request: pytest.FixtureRequest, corpus: str, tmp_path_factory: pytest.TempPathFactory) -> RankSetup:
     folder = str(tmp_path_factory.mktemp("boundary"))
     arguments = {"precision": request.param}

@@ -21,7 +21,7 @@ from tests.cluster.real_ranks_process import local_weights, make_job, megatron_s
 from tests.liver_core.rank.support.chain import World, gather, load_with_megatron
 from tests.liver_core.state.megatron_folder import world_of
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.thorough, pytest.mark.real, pytest.mark.timeout(240)]
 
 EVERY, STEPS, BATCH = 3, 5, 8
 

@@ -17,7 +17,7 @@ from tests.liver_core.rank.support.chain import Chain, World, gather
 from tests.liver_core.state.megatron_folder import BATCH, Saving, train_and_save
 from tests.liver_core.trial.test_trial import trial
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.thorough, pytest.mark.real, pytest.mark.timeout(240)]
 ITERATION = "iter_0000003"
 Written = dict[str, tuple[str, list[dict[str, Any]]]]
 

@@ -12,6 +12,7 @@ import torch
 
 from liver_core.transport.protocol import Call, Read, ReadReport, Transport, TransportError, TransportTimeout
 from tests.liver_core.transport.ranks import KINDS, Rank, Run, run_ranks
+from tests.tiers import sample
 
 pytestmark = pytest.mark.timeout(120)
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -22,7 +23,7 @@ GRACE_S = 3.0
 
 
 @every_kind
-@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("ranks", sample([2, 3, 5], 3))
 def test_everybody_reads_random_strided_runs_from_everybody_at_once(kind: str, ranks: int):
     assert run_ranks(kind, ranks, read_from_everybody) == [True] * ranks
 
@@ -87,6 +88,7 @@ def test_closing_twice_is_closing_once_and_ends_everything_else(kind: str):
     assert run_ranks(kind, 2, close_twice) == [True, True]
 
 
+@pytest.mark.thorough
 @every_kind
 def test_twenty_handoffs_leave_no_descriptor_and_no_thread_behind(kind: str):
     for growth in run_ranks(kind, 2, many_cycles, limit_s=100):

@@ -36,6 +36,7 @@ def test_over_shared_memory_a_stopped_process_is_still_readable():
     assert run_ranks("nixl", 2, read_a_stopped_process) == [True, True]
 
 
+@pytest.mark.thorough
 def test_over_shared_memory_the_source_needs_no_progress_however_long_ago_it_was_connected():
     # UCX's default is a keepalive after 20 s; while it waits for an answer, reads do too.
     assert run_ranks("nixl", 2, read_for_longer_than_a_keepalive) == [True, True]

@@ -10,6 +10,7 @@ import pytest
 
 from tests.cluster.real_ranks import run_alone
 from tests.cluster.real_ranks_model import small_gpt
+from tests.tiers import sample
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
 WRONG = "tests.liver_core.trial.wrong_jobs"
@@ -58,36 +59,38 @@ def test_the_reference_job_passes_every_check(corpus: str):
     assert len(found["steps"]["values"]["losses"]) == 3
 
 
-@pytest.mark.parametrize(
-    ("job", "check", "says"),
-    [
-        ("my_gtp:MyGpt", "module", "there is no module my_gtp on Python's path; set workdir to its folder"),
-        ("GptJobb", "module", "has no GptJobb; its jobs are: AsksGlobals,"),
-        ("NotAJob", "module", "NotAJob is not a TrainingJob: it must derive from liver_core.training.job.TrainingJob"),
-        ("LossIsNaN", "module", "did you mean LossIsNan?"),
-        ("Unfinished", "class", "Unfinished: lacks initial_parameter, step, which every TrainingJob must have"),
-        ("OldSignature", "class", "is called as OldSignature(args, *, global_batch, micro_batch, seed), but"),
-        ("BuildRaises", "build", "KeyError: 'rope_theta'"),
-        ("BuildReturnsTuple", "build", "build returned a tuple; it must return a liver_core.training.job.TrainState"),
-        ("BuildDraws", "next world", "build draws random numbers"),
-        ("BuildComputes", "next world", "build must not compute with parameters nor initialise them"),
-        ("AsksGlobals", "build", "take sizes and ranks from world, and pass pg_collection=world.collection"),
-        ("Unmarked", "build", "linear_qkv.weight: is split over tensor-parallel ranks, but not marked so"),
-        ("MarkedLate", "build", "was made before the parameters were marked"),
-        ("PicksLayouts", "layouts", "TP2xPP2: tp: this kernel is written for TP1"),
-        ("DrawsOtherwise", "initial values", "draw from the generator it is given"),
-        ("HalfParameters", "initial values", "must be the whole parameter of"),
-        ("ReturnsLoss", "step", "returned a float; it must return a StepResult"),
-        ("StepsItself", "step", "the loop does the optimizer step"),
-        ("LossIsNan", "step", "loss is nan in the first step"),
-        ("KeepsGradients", "same batch", "times the gradients the second time"),
-        ("DataGoesOn", "same batch", "must depend on its sample ids and the seed only"),
-        ("NanLater", "steps", "step 3: loss is nan"),
-        ("TensorInSchedule", "steps", "scheduler.state_dict(): must hold plain JSON"),
-        ("ForgetfulSchedule", "checkpoint", "scheduler is {'count': 0} after loading, was {'count': 1}"),
-        ("HiddenState", "checkpoint", "keep no state outside of model, optimizer, scheduler and small_state"),
-    ],
-)
+MISTAKES = [
+    ("my_gtp:MyGpt", "module", "there is no module my_gtp on Python's path; set workdir to its folder"),
+    ("GptJobb", "module", "has no GptJobb; its jobs are: AsksGlobals,"),
+    ("NotAJob", "module", "NotAJob is not a TrainingJob: it must derive from liver_core.training.job.TrainingJob"),
+    ("LossIsNaN", "module", "did you mean LossIsNan?"),
+    ("Unfinished", "class", "Unfinished: lacks initial_parameter, step, which every TrainingJob must have"),
+    ("OldSignature", "class", "is called as OldSignature(args, *, global_batch, micro_batch, seed), but"),
+    ("BuildRaises", "build", "KeyError: 'rope_theta'"),
+    ("BuildReturnsTuple", "build", "build returned a tuple; it must return a liver_core.training.job.TrainState"),
+    ("BuildDraws", "next world", "build draws random numbers"),
+    ("BuildComputes", "next world", "build must not compute with parameters nor initialise them"),
+    ("AsksGlobals", "build", "take sizes and ranks from world, and pass pg_collection=world.collection"),
+    ("Unmarked", "build", "linear_qkv.weight: is split over tensor-parallel ranks, but not marked so"),
+    ("MarkedLate", "build", "was made before the parameters were marked"),
+    ("PicksLayouts", "layouts", "TP2xPP2: tp: this kernel is written for TP1"),
+    ("DrawsOtherwise", "initial values", "draw from the generator it is given"),
+    ("HalfParameters", "initial values", "must be the whole parameter of"),
+    ("ReturnsLoss", "step", "returned a float; it must return a StepResult"),
+    ("StepsItself", "step", "the loop does the optimizer step"),
+    ("LossIsNan", "step", "loss is nan in the first step"),
+    ("KeepsGradients", "same batch", "times the gradients the second time"),
+    ("DataGoesOn", "same batch", "must depend on its sample ids and the seed only"),
+    ("NanLater", "steps", "step 3: loss is nan"),
+    ("TensorInSchedule", "steps", "scheduler.state_dict(): must hold plain JSON"),
+    ("ForgetfulSchedule", "checkpoint", "scheduler is {'count': 0} after loading, was {'count': 1}"),
+    ("HiddenState", "checkpoint", "keep no state outside of model, optimizer, scheduler and small_state"),
+]
+QUICK = ("NotAJob", "BuildReturnsTuple", "StepsItself", "HiddenState")
+"""One for each part of a trial."""
+
+
+@pytest.mark.parametrize(("job", "check", "says"), sample(MISTAKES, *(each for each in MISTAKES if each[0] in QUICK)))
 def test_each_mistake_gets_its_sentence(corpus: str, job: str, check: str, says: str):
     found = trial(job, corpus)
     problems = missing(found)
@@ -158,12 +161,14 @@ def test_layouts_with_other_random_numbers_are_not_compared(corpus: str):
     assert found["result"] == "warning" and "cannot be compared" in found["text"]
 
 
+@pytest.mark.thorough
 def test_a_long_hook_is_a_warning(corpus: str):
     found = trial("SlowHook", corpus)
     assert not missing(found)
     assert found["on_step"]["result"] == "warning" and "every step takes that much longer" in found["on_step"]["text"]
 
 
+@pytest.mark.thorough
 def test_a_validation_is_tried_where_the_job_file_asks_for_one(corpus: str):
     assert trial("Validates", corpus, validates=True)["validate"]["result"] == "ok"
     found = missing(trial("ValidatesWithBackward", corpus, validates=True))

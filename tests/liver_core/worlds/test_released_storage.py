@@ -130,6 +130,7 @@ def _half() -> Any:
     return torch.bfloat16
 
 
+@pytest.mark.thorough
 def test_a_survivor_grows_by_no_state_while_it_builds_and_trains(corpus: str):
     with Cluster(RankSetup(small_gpt(corpus, **BIG), memory=True)) as cluster:
         roster = cluster.launch("PP2", "ab")

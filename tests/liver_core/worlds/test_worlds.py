@@ -63,6 +63,7 @@ def test_a_missing_private_name_is_reported_by_name_and_version():
     assert "_EMBEDDING_GROUP" in texts["megatron"] and "megatron-core" in texts["megatron"]
 
 
+@pytest.mark.thorough
 def test_a_dozen_handoffs_leave_no_descriptor_no_thread_and_no_group_behind(corpus: str):
     arguments = small_gpt(corpus, num_layers=1, hidden_size=32, ffn_hidden_size=32)
     with Cluster(RankSetup(arguments, counts=True)) as cluster:

@@ -3,12 +3,15 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.service.cli.conftest import Service
 from tests.service.fake_agent import JOB
 
 TRACE = "0,add,a\n0,add,b\n0,add,c\n600000,remove,b\n1200000,add,d\n"
 
 
+@pytest.mark.thorough
 def test_a_person_asks_what_a_job_would_have_done_on_a_trace_and_a_program_reads_the_same(
     service: Service, tmp_path: Path
 ):

@@ -139,6 +139,7 @@ class Lost(Exception):
     sqlstate = None
 
 
+@pytest.mark.thorough
 def test_while_the_database_is_away_messages_are_kept_from_others(on_google, google, context, clock, monkeypatch):
     google.ack_deadline_s = 3.5
     monkeypatch.setattr(subscription_worker, "EXTEND_EVERY_S", 1.0)

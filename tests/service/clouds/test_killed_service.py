@@ -91,7 +91,8 @@ def place(tmp_path, monkeypatch) -> Iterator[Place]:
         yield place
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.real
 @pytest.mark.timeout(300)
 def test_what_a_killed_service_has_stored_and_not_acknowledged_comes_again_and_is_acted_on_once(place):
     google, account, held = place.google, place.account, place.held

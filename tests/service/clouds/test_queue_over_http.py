@@ -84,6 +84,7 @@ def test_foreign_repeated_late_and_unreadable_messages_are_let_go(on_machines, a
     assert account.left(account.dlq_url) == 0
 
 
+@pytest.mark.thorough
 def test_what_comes_through_sns_is_heard(on_machines, account, worker, client, clock):
     event = {
         "detail-type": "EC2 Spot Instance Interruption Warning",
@@ -118,6 +119,7 @@ def test_a_message_is_deleted_only_after_the_commit_and_comes_again_until_it_is_
     assert counts(context)["acts"] == 1
 
 
+@pytest.mark.thorough
 def test_a_message_that_can_never_be_stored_goes_to_the_dead_letter_queue_and_the_others_do_not(
     on_machines, account, context, clock, monkeypatch
 ):
@@ -137,6 +139,7 @@ def test_a_message_that_can_never_be_stored_goes_to_the_dead_letter_queue_and_th
     assert account.left() == 0 and counts(context)["acts"] == 1
 
 
+@pytest.mark.thorough
 def test_while_the_database_is_away_messages_are_kept_from_others_and_then_stored(
     on_machines, account, context, client, clock, monkeypatch
 ):
@@ -208,6 +211,7 @@ def test_where_no_queue_is_configured_one_line_says_how_to_read_one(context, cap
     assert "LIVER_SERVICE_AWS_QUEUE_URL" in line
 
 
+@pytest.mark.thorough
 def test_the_machines_of_a_capacity_block_that_ends_are_told_by_ec2(
     on_machines, account, worker, context, client, clock, monkeypatch
 ):

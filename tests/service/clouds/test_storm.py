@@ -86,7 +86,8 @@ def test_a_machine_that_nobody_acted_on_or_was_told_of_is_lost():
     assert (report["lost"], report["duplicates"], report["told_with_other_times"]) == (4, 0, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.real
 @pytest.mark.timeout(400)
 def test_nothing_is_lost_or_done_twice_while_the_service_is_killed_and_the_database_away(tmp_path):
     path = tmp_path / "storm.json"

@@ -197,6 +197,7 @@ def numbers(client, **query) -> list[int]:
     return found
 
 
+@pytest.mark.thorough
 def test_incidents_are_listed_by_whether_they_have_failed_and_whether_they_count(client, story, clock, monkeypatch):
     """Every one stands in exactly one half, in whatever pages they are read, also where a page judges only a few."""
     agents = story["agents"]

@@ -145,6 +145,7 @@ def replica(folder, database_url, clock: dict[str, str]) -> Iterator[str]:
         running.wait(30)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(compiler() is None, reason="a clock that is off needs a C compiler")
 @pytest.mark.parametrize("off_s", [300, -300])
 def test_replicas_whose_own_clocks_differ_by_minutes_take_nobody_for_silent(tmp_path, database_url, off_s):

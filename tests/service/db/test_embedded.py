@@ -67,6 +67,7 @@ def test_a_server_that_was_killed_is_started_again_and_keeps_what_was_stored(fol
     assert processes(folder) == []
 
 
+@pytest.mark.thorough
 def test_a_server_that_does_not_start_again_is_tried_a_few_times_and_then_a_person_is_asked(folder, monkeypatch):
     database = open_database(ServiceSettings(data_dir=folder))
     monkeypatch.setattr(module, "TRIES_MAX", 3)
@@ -179,6 +180,7 @@ def test_a_service_whose_server_died_says_so_in_a_few_lines_and_is_well_again_by
     assert processes(folder) == []
 
 
+@pytest.mark.thorough
 def test_after_a_service_was_killed_the_next_one_to_end_stops_the_server(folder):
     with service(folder) as (killed, _):
         killed.kill()

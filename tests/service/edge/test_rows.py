@@ -13,6 +13,7 @@ from service.jobs.schemas import LogOut, StepOut
 from service.metrics.schemas import MetricsOut
 from service.nodes.schemas import NodeOut
 from tests.service.fake_agent import JOB
+from tests.tiers import sample
 
 ROWS = 23
 _STEPS = """
@@ -94,7 +95,7 @@ def test_a_list_without_rows_is_an_empty_list(client):
 
 
 @pytest.mark.parametrize("path", ["/api/v1/jobs/{job}/steps", "/api/v1/jobs/{job}/metrics", "/api/v1/nodes"])
-@pytest.mark.parametrize("limit", [4, 5, 6, 10, 22, 23, 24])
+@pytest.mark.parametrize("limit", sample([4, 5, 6, 10, 22, 23, 24], 5, 23))
 def test_pages_that_end_anywhere_among_the_rows_that_are_read_at_once_are_the_whole_list(
     client, job_id, at_once, path, limit
 ):

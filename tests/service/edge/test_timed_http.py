@@ -217,6 +217,7 @@ def certificate(tmp_path_factory) -> tuple[Path, Path]:
     return files
 
 
+@pytest.mark.thorough
 def test_service_command_and_agent_speak_tls_with_a_certificate_that_they_trust(
     client, settings, certificate, clock, tmp_path
 ):

@@ -17,6 +17,7 @@ from service.ledger.rules import Part, Spent
 from service.ledger.sums import Unsplittable, forget, merge, roll
 from service.ledger.tables import Cause, IntervalRow, KeptRow, SumRow
 from tests.service.ledger.conftest import START, at, leased
+from tests.tiers import sample
 
 WORK, AGAIN, REST = Spent(Cause.PRODUCTIVE, "j", 1), Spent(Cause.RECOMPUTE, "j", 2), Spent(Cause.IDLE)
 SPANS = [
@@ -133,8 +134,13 @@ def test_a_pause_that_is_charged_to_time_in_sums_is_taken_out_of_them(session, h
     assert answers(session) == plain(session)
 
 
-@pytest.mark.parametrize("at_s", [-500, 0, 1_800, 3_600, 3_600.000001, 4_005, 5_000, 7_200, 8_999, 20_000])
-@pytest.mark.parametrize("known", [[], [2_000], [-3_600, 3_600], [500, 4_500, 4_600, 7_200]])
+@pytest.mark.parametrize(
+    "at_s",
+    sample([-500, 0, 1_800, 3_600, 3_600.000001, 4_005, 5_000, 7_200, 8_999, 20_000], 0, 3_600, 3_600.000001, 4_005),
+)
+@pytest.mark.parametrize(
+    "known", sample([[], [2_000], [-3_600, 3_600], [500, 4_500, 4_600, 7_200]], [], [500, 4_500, 4_600, 7_200])
+)
 def test_a_price_that_is_set_afterwards_counts_from_its_very_moment(session, history, at_s, known):
     for number, known_s in enumerate(known):
         usd = Decimal(number + 1)

@@ -229,7 +229,8 @@ def begin(client, context, clock, make_agent) -> Callable[[], History]:
     return fresh
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.real
 @settings(
     max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
 )

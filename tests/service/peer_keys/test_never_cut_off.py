@@ -101,6 +101,7 @@ def fleet(client, context, clock, make_agent):
     return make
 
 
+@pytest.mark.thorough
 @settings(
     max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
 )

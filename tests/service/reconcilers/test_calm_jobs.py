@@ -56,6 +56,7 @@ def settled(fleet: Fleet, **job) -> None:
     assert fleet.job()["state"] == "running"
 
 
+@pytest.mark.thorough
 def test_a_job_at_its_full_size_that_nothing_changes_is_looked_at_once_in_three_times(fleet: Fleet, looks):
     settled(fleet)
     found = [looks(fleet) for _ in range(2 * (PASSED_MAX + 1))]
@@ -66,12 +67,11 @@ def test_a_job_at_its_full_size_that_nothing_changes_is_looked_at_once_in_three_
 @pytest.mark.parametrize(
     "job",
     [
-        {"nodes": {"min": 2, "max": 5}},
-        {"budget_usd": 1_000.0},
-        {"deadline": "2026-06-01T00:00:00Z"},
-        {"policy": {}},
+        pytest.param({"nodes": {"min": 2, "max": 5}}, id="it could grow"),
+        pytest.param({"budget_usd": 1_000.0}, id="it has a budget", marks=pytest.mark.thorough),
+        pytest.param({"deadline": "2026-06-01T00:00:00Z"}, id="it has a deadline", marks=pytest.mark.thorough),
+        pytest.param({"policy": {}}, id="it has a policy", marks=pytest.mark.thorough),
     ],
-    ids=["it could grow", "it has a budget", "it has a deadline", "it has a policy"],
 )
 def test_a_job_that_time_alone_may_change_is_looked_at_each_time(fleet: Fleet, looks, job):
     settled(fleet, **job)

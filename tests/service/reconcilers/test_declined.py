@@ -2,6 +2,8 @@
 
 from uuid import UUID
 
+import pytest
+
 from agent.protocol.sync import HandoffDeclined
 from agent.protocol.values import HandoffCause, HandoffState
 from liver_core.handoff import Reason
@@ -13,6 +15,7 @@ def declines(fleet: Fleet, handoff: dict, reason: str = "there is no room for bo
     return {"declined": (fact,)}
 
 
+@pytest.mark.thorough
 def test_a_proposal_that_the_lead_declines_ends_at_once_and_is_not_made_again_while_nothing_changes(fleet: Fleet):
     fleet.run()
     fleet.round(parts={"b": {"notices": (fleet.agents["b"].notice(deadline_s=300),)}})
@@ -92,6 +95,7 @@ def grows(fleet: Fleet) -> None:
     assert is_proposed(fleet, within=10)
 
 
+@pytest.mark.thorough
 def test_growth_that_is_aborted_again_and_again_is_proposed_after_longer_and_longer(fleet: Fleet):
     grows(fleet)
     for within in (8, 12):  # Once a rank may have died, and nothing stands in the way of the next try.

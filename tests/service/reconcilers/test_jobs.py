@@ -116,6 +116,7 @@ def test_a_proposal_that_the_agents_carry_through_becomes_the_jobs_generation(fl
     assert isinstance(fleet.agents["a"].job_order().source, SourceHandoff)
 
 
+@pytest.mark.thorough
 def test_a_late_report_of_an_earlier_handoff_does_not_drop_a_proposal(fleet: Fleet):
     fleet.run()
     source = fleet.agents["a"].roster()
@@ -146,6 +147,7 @@ def test_the_agents_own_handoff_keeps_the_service_from_proposing_one(fleet: Flee
     assert (handoff["state"], handoff["proposer"], handoff["generation"]) == ("preparing", "a", 2)
 
 
+@pytest.mark.thorough
 def test_after_an_abort_as_superseded_the_next_plan_covers_all_noticed_nodes(fleet: Fleet):
     fleet.run()
     order = fleet.agents["a"].job_order()
@@ -187,6 +189,7 @@ def test_a_new_node_makes_the_job_grow_into_the_layout_whose_turn_it_is(fleet: F
     assert len(fleet.handoffs()) == 2, "a job that reached its layout moves no further"
 
 
+@pytest.mark.thorough
 def test_a_node_gets_no_rank_while_its_source_announces_its_end_also_when_the_notice_is_over(fleet: Fleet):
     fleet.add("a", "b", "c")
     fleet.submit()
@@ -206,6 +209,7 @@ def test_a_node_gets_no_rank_while_its_source_announces_its_end_also_when_the_no
     assert fleet.handoffs()[0]["target_nodes"] == ["a", "b", "c", "e"]
 
 
+@pytest.mark.thorough
 def test_a_member_that_survived_its_deadline_keeps_its_ranks_and_moves_nothing(fleet: Fleet):
     fleet.run()
     fleet.agents["b"].watch(NoticeKind.INTERRUPTION)
@@ -234,6 +238,7 @@ def test_a_node_shows_the_user_that_runs_the_code_of_jobs_and_that_there_is_none
     assert fleet.client.get("/api/v1/nodes/a").json()["job_user"] is None
 
 
+@pytest.mark.thorough
 def test_a_drained_node_is_left_stays_empty_and_is_used_again_once_that_is_undone(fleet: Fleet):
     fleet.run()
     answer = fleet.client.post("/api/v1/nodes/b/drain", json={"in_s": 60})
@@ -256,6 +261,7 @@ def test_a_drained_node_is_left_stays_empty_and_is_used_again_once_that_is_undon
     assert "b" in fleet.handoffs()[0]["target_nodes"]
 
 
+@pytest.mark.thorough
 def test_a_restart_places_no_rank_on_a_drained_member(fleet: Fleet):
     fleet.run()
     fleet.client.post("/api/v1/nodes/b/drain", json={"in_s": 0})
@@ -295,6 +301,7 @@ def test_a_withdrawn_notice_proposes_nothing(fleet: Fleet):
     assert fleet.handoffs() == []
 
 
+@pytest.mark.thorough
 def test_a_proposal_onto_a_node_that_falls_silent_is_dropped(fleet: Fleet):
     fleet.add("a", "b", "c")
     fleet.submit()
@@ -311,6 +318,7 @@ def test_a_proposal_onto_a_node_that_falls_silent_is_dropped(fleet: Fleet):
     assert (handoff["state"], handoff["reason"]) == ("aborted", "not opened yet, and no reports come from e")
 
 
+@pytest.mark.thorough
 def test_a_proposal_that_nobody_opens_is_dropped_with_a_reason_and_made_again(fleet: Fleet):
     fleet.run()
     fleet.round(parts={"b": {"notices": (fleet.agents["b"].notice(),)}})
@@ -448,6 +456,7 @@ def test_too_few_nodes_suspend_the_job_and_their_return_resumes_it_from_the_chec
     assert why.startswith("suspended because b, c, d will go; from checkpoint of step 25, ") and why in job["reason"]
 
 
+@pytest.mark.thorough
 def test_a_start_that_never_makes_a_step_is_tried_again_and_then_fails(fleet: Fleet):
     fleet.add("a", "b")
     fleet.submit()
@@ -495,6 +504,7 @@ def test_two_jobs_never_share_a_node(fleet: Fleet):
     assert fleet.client.get(f"/api/v1/jobs/{second}").json()["nodes"] == ["x", "y"]
 
 
+@pytest.mark.thorough
 def test_a_reason_for_too_few_nodes_says_where_the_others_are(fleet: Fleet):
     fleet.run()
     fleet.add("w", "x", "y", "z")
@@ -561,6 +571,7 @@ def test_a_handoff_that_the_agents_open_themselves_makes_the_services_proposal_m
     assert [item["superseded"] for item in fleet.handoffs() if item["proposer"] == "service"] == [True]
 
 
+@pytest.mark.thorough
 def test_a_job_whose_agents_are_ahead_is_left_alone_until_they_tell_of_their_handoff(fleet: Fleet):
     fleet.run()
     order = fleet.agents["a"].job_order()
@@ -585,6 +596,7 @@ def test_a_service_that_was_away_does_not_declare_its_nodes_gone(fleet: Fleet):
     assert fleet.job()["active_generation"] == 1
 
 
+@pytest.mark.thorough
 def test_a_service_that_is_cut_off_from_all_nodes_for_a_while_neither_restarts_nor_suspends_their_job(fleet: Fleet):
     fleet.run()
     for _ in range(40):
@@ -601,6 +613,7 @@ def test_a_service_that_is_cut_off_from_all_nodes_for_a_while_neither_restarts_n
     assert fleet.job()["state"] in ("suspending", "suspended")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cut_s", [27, 100])
 def test_a_job_without_nodes_to_go_to_survives_a_cut_of_most_of_its_nodes_for_two_minutes(fleet: Fleet, cut_s: int):
     """After 27 s they are silent, after 100 s they are gone."""
@@ -676,6 +689,7 @@ def test_ranks_that_miss_a_peer_of_which_nobody_reports_start_again_after_a_mome
     assert fleet.job()["generations"][0]["ended_by"]["what"] == "peer"
 
 
+@pytest.mark.thorough
 def test_a_job_that_gets_further_each_time_goes_on(fleet: Fleet):
     fleet.run()
     fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(10),)}})

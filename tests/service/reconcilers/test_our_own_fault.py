@@ -98,6 +98,7 @@ def test_a_node_whose_reports_the_service_does_not_take_is_there(fleet, context,
     assert states(fleet)["b"] == "gone", "it does not try any more"
 
 
+@pytest.mark.thorough
 def test_while_the_event_loop_stands_still_no_node_is_lost(tmp_path, database, monkeypatch, caplog):
     settings = ServiceSettings(data_dir=tmp_path, silent_after_s=2, gone_after_s=4, reconcile_s=0.1)
 
@@ -139,6 +140,7 @@ def pass_by(fleet: Fleet, seconds: int) -> None:
         fleet.round(seconds=ROUND_S)
 
 
+@pytest.mark.thorough
 def test_many_nodes_that_fall_silent_together_are_not_lost_before_two_minutes(fleet, caplog):
     eight(fleet)
     for name in "abcd":
@@ -155,6 +157,7 @@ def test_many_nodes_that_fall_silent_together_are_not_lost_before_two_minutes(fl
     assert fleet.watch.doubt == ""
 
 
+@pytest.mark.thorough
 def test_many_nodes_that_come_back_are_as_before(fleet):
     eight(fleet)
     away = {name: fleet.agents.pop(name) for name in "abcd"}

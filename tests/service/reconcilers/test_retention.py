@@ -20,6 +20,7 @@ from service.notices.tables import NoticeRow
 from service.reconcilers import retention, upkeep
 from service.settings import ServiceSettings
 from tests.service.reconcilers.conftest import Fleet
+from tests.tiers import sample
 
 DAY_S = 86_400.0
 KEPT = [name for name in ServiceSettings.model_fields if name.endswith("_kept_days")]
@@ -50,10 +51,13 @@ def test_nothing_goes_before_its_time(ended: Fleet, context):
         assert upkeep.tick(context) == 0
 
 
-@pytest.mark.parametrize("setting, days, tables", [
+KINDS = [
     ("logs_kept_days", 30, [RankLogRow]), ("steps_kept_days", 90, [JobStepRow, StepMetricsRow]),
     ("decisions_kept_days", 90, [DecisionRow]), ("audit_kept_days", 400, [AuditRow]),
-])  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("setting", "days", "tables"), sample(KINDS, KINDS[1]))
 def test_each_kind_is_kept_for_its_own_time(ended: Fleet, context, settings, setting, days, tables):
     for name in KEPT:
         object.__setattr__(settings, name, float(days) if name == setting else 36_500.0)

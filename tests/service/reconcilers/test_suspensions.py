@@ -2,6 +2,8 @@
 
 from datetime import datetime, timedelta
 
+import pytest
+
 from liver_core.handoff.suspending import COMMITTED_S
 from service.jobs.tables import JobRow
 from tests.service.reconcilers.conftest import Fleet
@@ -31,6 +33,7 @@ def end_of(fleet: Fleet) -> datetime:
     return found
 
 
+@pytest.mark.thorough
 def test_agents_are_told_when_ranks_end_and_the_job_trains_until_then(fleet: Fleet):
     planned(fleet)
     order, ends_at = fleet.agents["a"].job_order(), end_of(fleet)

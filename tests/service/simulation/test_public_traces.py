@@ -29,6 +29,7 @@ def announced(share: float) -> ReplaySetup:
 TIMES = ChangeTimes(state_bytes=STATE_BYTES_PER_PARAMETER * PARAMETERS[SMALL])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", TRACES)
 def test_where_losses_are_announced_the_machines_make_nearly_what_changes_at_once_would(name: str) -> None:
     found, layouts, setup = trace(FOLDER, name), measured_layouts(FOLDER, SMALL, 5.0), announced(0.0)
@@ -40,6 +41,7 @@ def test_where_losses_are_announced_the_machines_make_nearly_what_changes_at_onc
     assert counted(run.enacted)["live active"] > 50
 
 
+@pytest.mark.thorough
 def test_a_loss_that_nobody_announced_costs_a_restart_which_changes_at_once_do_not_know() -> None:
     found, layouts, setup = trace(FOLDER, "p3"), measured_layouts(FOLDER, SMALL, 5.0), announced(0.1)
     at_once = replay_cluster(found, layouts, UtilityPolicy(), setup=setup, knobs=HOLDS_ALL)

@@ -1,13 +1,14 @@
 """A handoff changes nothing but the layout: state bit for bit, by two oracles, and losses as an undisturbed run's.
 
-One chain of real processes goes through every required pair of layouts, once in fp32 and once in bf16 with fp32
-masters, live and by stop-and-copy in turn; with --thorough each pair in all four ways. The second oracle is Megatron's
-own checkpoint loader in fresh processes: it shares no mapping with us.
+A chain of real processes goes through some pairs of layouts in bf16 with fp32 masters, live and by stop-and-copy in
+turn; with --thorough through every required pair, in either precision and by either rung. The second oracle is
+Megatron's own checkpoint loader in fresh processes: it shares no mapping with us.
 """
 
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from tests.liver_core.rank.support.chain import (
     run_undisturbed,
 )
 from tests.liver_core.rank.support.global_state import differences
+from tests.tiers import sample
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -40,29 +42,41 @@ WORLDS = (
     World("TP1", "g"),
     World("TP2xPP2", "gijk"),
 )
-HANDOFFS = range(2, len(WORLDS) + 1)
-NAMES = [f"{a.layout} on {a.nodes} to {b.layout} on {b.nodes}" for a, b in itertools.pairwise(WORLDS)]
 PACE_S = 0.4
-every_handoff = pytest.mark.parametrize("generation", HANDOFFS, ids=NAMES)
 
 LOSS_TOLERANCE = {"fp32": 2e-5, "bf16": 2e-2}
 """Absolute, for a mean loss of about 5 over 8 x 32 tokens: rounding in another order of summation."""
 
-Mode = tuple[str, tuple[Rung, ...]]
-"""Precision, and the rung of each handoff."""
 
-COPIED_FIRST, LIVE_FIRST = (
-    tuple(itertools.islice(itertools.cycle(rungs), len(HANDOFFS)))
-    for rungs in ((Rung.STOP_AND_COPY, Rung.LIVE), (Rung.LIVE, Rung.STOP_AND_COPY))
-)
-MODES: tuple[Mode, ...] = (("fp32", LIVE_FIRST), ("bf16", COPIED_FIRST))
-"""Every handoff in either precision and by either rung; with --thorough in all four ways."""
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """One chain: through so many of the worlds, the first handoff by `first` and then by either rung in turn."""
 
-THOROUGH: tuple[Mode, ...] = (("fp32", COPIED_FIRST), ("bf16", LIVE_FIRST))
-PARAMS = (*MODES, *(pytest.param(mode, marks=pytest.mark.thorough) for mode in THOROUGH))
+    precision: str
+    first: Rung
+    worlds: int
+
+    @property
+    def rungs(self) -> tuple[Rung, ...]:
+        other = Rung.LIVE if self.first is Rung.STOP_AND_COPY else Rung.STOP_AND_COPY
+        return tuple(itertools.islice(itertools.cycle((self.first, other)), self.worlds - 1))
+
+    @property
+    def handoffs(self) -> dict[int, tuple[World, World]]:
+        """By the generation that it leads to, the worlds before and after it."""
+        return dict(enumerate(itertools.pairwise(WORLDS[: self.worlds]), start=2))
+
+    def __str__(self) -> str:
+        return f"{self.precision}, {self.first} first, {self.worlds} worlds"
 
 
-@pytest.fixture(scope="module", params=PARAMS, ids=lambda mode: f"{mode[0]}, {mode[1][0]} first")
+QUICK = Mode("bf16", Rung.LIVE, 4)
+WHOLE = [
+    Mode(precision, first, len(WORLDS)) for precision in ("fp32", "bf16") for first in (Rung.LIVE, Rung.STOP_AND_COPY)
+]
+
+
+@pytest.fixture(scope="module", params=sample([QUICK, *WHOLE], QUICK), ids=str)
 def mode(request: pytest.FixtureRequest) -> Mode:
     return request.param
 
@@ -70,12 +84,14 @@ def mode(request: pytest.FixtureRequest) -> Mode:
 @pytest.fixture(scope="module")
 def setup(mode: Mode, corpus: str, tmp_path_factory: pytest.TempPathFactory) -> RankSetup:
     folder = str(tmp_path_factory.mktemp("boundary"))
-    return RankSetup(small_gpt(corpus, precision=mode[0]), record=True, checkpoint_at_boundary=folder, pace_s=PACE_S)
+    return RankSetup(
+        small_gpt(corpus, precision=mode.precision), record=True, checkpoint_at_boundary=folder, pace_s=PACE_S
+    )
 
 
 @pytest.fixture(scope="module")
 def chain(setup: RankSetup, mode: Mode) -> Chain:
-    return run_chain(setup, WORLDS, rung=mode[1], steps_each=2)
+    return run_chain(setup, WORLDS[: mode.worlds], rung=mode.rungs, steps_each=2)
 
 
 @pytest.fixture(scope="module")
@@ -85,44 +101,31 @@ def twin(setup: RankSetup, chain: Chain) -> Chain:
     return run_undisturbed(setup, WORLDS[0].layout, step + 4, record_steps=(step,))
 
 
-@pytest.fixture(scope="module")
-def loaded_by_megatron(setup: RankSetup, chain: Chain) -> dict[int, dict]:
-    """generation -> rank -> what Megatron's loader makes, in that layout, of the checkpoint of the world before."""
-    assert setup.checkpoint_at_boundary is not None
-    folder = Path(setup.checkpoint_at_boundary)
-    wanted = [(str(folder / f"generation-{number - 1}"), WORLDS[number - 1].layout) for number in HANDOFFS]
-    return dict(zip(HANDOFFS, load_with_megatron(setup, wanted), strict=True))
+def test_masters_moments_gradients_and_weights_are_bit_for_bit_what_the_old_world_held(chain: Chain, mode: Mode):
+    for generation, worlds in mode.handoffs.items():
+        before, after = chain.state("source", generation - 1), chain.state("target", generation)
+        assert {name.split("/")[0] for name in before} == {"master", "exp_avg", "exp_avg_sq", "grad"}
+        assert differences(before, after) == [], worlds
+        weights = (chain.weights("source", generation - 1), chain.weights("target", generation))
+        assert differences(*weights) == [], worlds
 
 
-@every_handoff
-def test_masters_moments_and_gradients_are_bit_for_bit_what_the_old_world_held(chain: Chain, generation: int):
-    before, after = chain.state("source", generation - 1), chain.state("target", generation)
-    assert {name.split("/")[0] for name in before} == {"master", "exp_avg", "exp_avg_sq", "grad"}
-    assert differences(before, after) == []
+def test_small_state_follows_to_every_rank(chain: Chain, mode: Mode):
+    for generation, worlds in mode.handoffs.items():
+        sources, targets = chain.records[("source", generation - 1)], chain.records[("switched", generation)]
+        expected = sources[0]["small"]
+        assert expected["element_scalars"] == {"step": float(chain.handed_step(generation) - 1)}, worlds
+        assert expected["step"] == chain.handed_step(generation) - 1, worlds
+        everybody = (*sources.values(), *targets.values())
+        assert [record["small"] for record in everybody] == [expected] * len(everybody), worlds
 
 
-@every_handoff
-def test_weights_are_bit_for_bit_what_the_old_world_held(chain: Chain, generation: int):
-    assert differences(chain.weights("source", generation - 1), chain.weights("target", generation)) == []
-
-
-@every_handoff
-def test_small_state_follows_to_every_rank(chain: Chain, generation: int):
-    sources, targets = chain.records[("source", generation - 1)], chain.records[("switched", generation)]
-    expected = sources[0]["small"]
-    assert expected["element_scalars"] == {"step": float(chain.handed_step(generation) - 1)}
-    assert expected["step"] == chain.handed_step(generation) - 1
-    assert [record["small"] for record in (*sources.values(), *targets.values())] == [expected] * (
-        len(sources) + len(targets)
-    )
-
-
-@every_handoff
-def test_every_local_tensor_is_what_megatrons_own_loader_puts_there(
-    chain: Chain, loaded_by_megatron: dict[int, dict], generation: int
-):
-    switched, gathered = chain.records[("switched", generation)], chain.records[("target", generation)]
-    assert_as_megatron_loads(loaded_by_megatron[generation], switched, gathered)
+def test_every_local_tensor_is_what_megatrons_own_loader_puts_there(chain: Chain, setup: RankSetup, mode: Mode):
+    folder = Path(str(setup.checkpoint_at_boundary))
+    wanted = [(str(folder / f"generation-{number - 1}"), after.layout) for number, (_, after) in mode.handoffs.items()]
+    for generation, oracle in zip(mode.handoffs, load_with_megatron(setup, wanted), strict=True):
+        switched, gathered = chain.records[("switched", generation)], chain.records[("target", generation)]
+        assert_as_megatron_loads(oracle, switched, gathered)
 
 
 def test_the_step_handed_over_gives_the_bits_that_the_old_world_would_have_computed(chain: Chain, twin: Chain):
@@ -148,24 +151,18 @@ def test_every_sample_is_used_exactly_once_whatever_the_layout(chain: Chain, twi
     assert all(chain.digests()[step] == digest for step, digest in twin.digests().items() if step in chain.digests())
 
 
-@every_handoff
-def test_no_byte_moves_that_a_rank_holds_already(chain: Chain, generation: int):
-    for said in chain.measures[generation]:
-        assert said.get("bytes_moved", 0.0) == said["bytes_planned"] == said["bytes_lower_bound"]
-        assert said["extra_bytes_peak"] > 0
+def test_no_byte_moves_that_a_rank_holds_already_and_what_streams_leaves_only_gradients(chain: Chain, mode: Mode):
+    for (generation, worlds), rung in zip(mode.handoffs.items(), mode.rungs, strict=True):
+        for said in chain.measures[generation]:
+            assert said.get("bytes_moved", 0.0) == said["bytes_planned"] == said["bytes_lower_bound"], worlds
+            assert said["extra_bytes_peak"] > 0
+            assert (said.get("bytes_streamed", 0.0) > 0) == (rung is Rung.LIVE and said["bytes_planned"] > 0), worlds
+            if rung is Rung.LIVE:
+                # Three of four kinds have arrived before: master and two moments.
+                assert said.get("gradient_bytes_at_cutover", 0.0) * 4 == said["bytes_planned"], worlds
 
 
-@every_handoff
-def test_what_streams_leaves_only_gradients_for_the_pause(chain: Chain, mode: Mode, generation: int):
-    rung = mode[1][HANDOFFS.index(generation)]
-    for said in chain.measures[generation]:
-        streamed = said.get("bytes_streamed", 0.0)
-        assert (streamed > 0) == (rung is Rung.LIVE and said["bytes_planned"] > 0)
-        if rung is Rung.LIVE:
-            # Three of four kinds have arrived before: master and two moments.
-            assert said.get("gradient_bytes_at_cutover", 0.0) * 4 == said["bytes_planned"]
-
-
+@pytest.mark.thorough
 def test_losses_after_a_handoff_stay_within_what_two_layouts_differ_by(corpus: str):
     """Ten steps after TP2xPP2 -> PP3, against undisturbed runs in either layout."""
     setup = RankSetup(small_gpt(corpus), pace_s=PACE_S)

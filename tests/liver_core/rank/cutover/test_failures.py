@@ -22,7 +22,10 @@ from tests.liver_core.rank.support.trio import LEAVER, SHORT, SURVIVOR, UNHURRIE
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
-HOW = ["dies", "stalls"]
+KILLED_OR_STOPPED = (
+    pytest.param(signal.SIGKILL, id="dies"),
+    pytest.param(signal.SIGSTOP, id="stalls", marks=pytest.mark.thorough),
+)
 TOLD = Fault("state read", "tell")
 
 
@@ -33,7 +36,7 @@ def job(corpus: str) -> Iterator[Trio]:
         yield trio
 
 
-@pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGSTOP], ids=HOW)
+@pytest.mark.parametrize("with_signal", KILLED_OR_STOPPED)
 def test_a_source_that_is_lost_before_the_boundary_breaks_the_world_with_a_reason(job: Trio, with_signal: int):
     request, newcomer = job.ready()
     job.kill(LEAVER, with_signal)
@@ -57,7 +60,7 @@ def test_a_leaver_that_dies_before_its_state_was_read_leaves_the_checkpoint(job:
     assert job.ending(newcomer)[0] == "aborted"
 
 
-@pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGSTOP], ids=HOW)
+@pytest.mark.parametrize("with_signal", KILLED_OR_STOPPED)
 def test_a_leaver_lost_after_its_state_was_read_costs_one_batch_that_is_done_again(job: Trio, with_signal: int):
     job.arm(LEAVER, "norm", "hold")
     job.arm(SURVIVOR, "state read", "tell")
@@ -92,7 +95,11 @@ def test_a_leaver_that_dies_after_go_is_not_missed(job: Trio):
 
 
 @pytest.mark.parametrize(
-    ("with_signal", "cutover", "most_s"), [(signal.SIGKILL, UNHURRIED, 10.0), (signal.SIGSTOP, SHORT, 30.0)], ids=HOW
+    ("with_signal", "cutover", "most_s"),
+    [
+        pytest.param(signal.SIGKILL, UNHURRIED, 10.0, id="dies"),
+        pytest.param(signal.SIGSTOP, SHORT, 30.0, id="stalls", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_store_lost_before_the_decision_makes_all_hold_and_then_fall(
     job: Trio, with_signal: int, cutover: CutoverDeadlines, most_s: float
@@ -131,6 +138,7 @@ def test_a_store_that_stalls_until_the_handoff_is_aborted_does_not_stop_training
         assert job.ending(newcomer)[0] == "aborted"
 
 
+@pytest.mark.thorough
 def test_a_target_that_alone_misses_the_result_of_the_comparison_goes_and_trains_on(job: Trio):
     """Its part was in the sum, so the others go. It has all it needs, and its world has lost no connection."""
     job.arm(SURVIVOR, "certificate", "lose the result")

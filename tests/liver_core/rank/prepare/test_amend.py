@@ -87,6 +87,7 @@ def test_another_layout_while_state_streams(job: AmendedJob):
     assert job.said(STAYS, newer, 2)[:3] == ["preparing", "streaming", "prepared"]
 
 
+@pytest.mark.thorough
 def test_other_newcomers_when_all_are_prepared_and_the_one_that_is_dropped_leaves_with_a_reason(job: AmendedJob):
     first = job.live("PP3", "sde")
     job.prepared(first)
@@ -98,6 +99,7 @@ def test_other_newcomers_when_all_are_prepared_and_the_one_that_is_dropped_leave
     assert "ready" not in job.said(STAYS, first, 1)
 
 
+@pytest.mark.thorough
 def test_a_rank_that_comes_to_groups_which_another_has_left_does_not_wait_in_vain_for_them(job: AmendedJob):
     """The survivor has counted itself in when it is amended; the newcomer is the last to come, and hears of it late."""
     job.faults["g"] = (Fault("bring_up_groups", "hold"),)
@@ -116,6 +118,7 @@ def test_a_rank_that_comes_to_groups_which_another_has_left_does_not_wait_in_vai
     job.ends_in(newer, "TP2", "gs")
 
 
+@pytest.mark.thorough
 def test_permission_that_is_taken_back_too_late_leaves_the_older_revision_to_finish(job: AmendedJob):
     """One rank has taken it back and knows a newer plan, but both have shown their tags at the boundary under way."""
     first = job.live("PP2", "sh")
@@ -130,6 +133,7 @@ def test_permission_that_is_taken_back_too_late_leaves_the_older_revision_to_fin
         assert job.said(who, newer, 2) == []
 
 
+@pytest.mark.thorough
 def test_permission_that_is_taken_back_in_time_lets_the_plan_be_amended_after_the_boundary(job: AmendedJob):
     """One rank has shown its tag at the boundary under way, the other has not: nothing is agreed there."""
     first = job.live("TP2", "hs")
@@ -146,6 +150,7 @@ def test_permission_that_is_taken_back_in_time_lets_the_plan_be_amended_after_th
     job.ends_in(newer, "PP2", "hs")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("point", "layout"), [("middle tile", "TP2"), ("prepared", "PP2")])
 def test_a_nearer_deadline_keeps_what_is_built_and_has_arrived(job: AmendedJob, point: str, layout: str):
     nodes = "is"
@@ -169,6 +174,7 @@ def test_a_nearer_deadline_keeps_what_is_built_and_has_arrived(job: AmendedJob, 
     assert job.said(STAYS, newer, 2)[0] == {"middle tile": "streaming"}.get(point, point)
 
 
+@pytest.mark.thorough
 def test_revisions_that_follow_each_other_at_once_and_one_that_a_rank_never_heard_of(job: AmendedJob):
     job.arm(member("i"), "build_model", "hold")
     first = job.live("PP2", "si")
@@ -184,6 +190,7 @@ def test_revisions_that_follow_each_other_at_once_and_one_that_a_rank_never_hear
     assert job.said(member("i"), second, 2) == []
 
 
+@pytest.mark.thorough
 def test_a_revision_that_comes_too_late_leaves_the_older_one_to_finish(job: AmendedJob):
     """The boundary is agreed, and the newcomer has not heard of it yet: neither takes anything newer."""
     first = job.live("TP2", "sj")

@@ -15,25 +15,14 @@ from liver_core.layout import ParallelLayout
 from tests.liver_core.rank.support.amended import AmendedJob
 from tests.liver_core.rank.support.stream_random import LAYOUTS, LIVE_PACE_S, WEIGHTS, random_story, setup_of
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.thorough, pytest.mark.timeout(300)]
 
 HANDOFFS = 3
-QUICK = (6,)
 DEADLINES_S = (60.0, 50.0, 45.0, 40.0)
 
 
-@pytest.mark.parametrize("seed", QUICK)
+@pytest.mark.parametrize("seed", range(12))
 def test_a_random_job_amended_at_random(corpus: str, seed: int):
-    _amended(corpus, seed)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("seed", [seed for seed in range(12) if seed not in QUICK])
-def test_random_jobs_amended_at_random(corpus: str, seed: int):
-    _amended(corpus, seed)
-
-
-def _amended(corpus: str, seed: int) -> None:
     story, chance = random_story(seed, 0), random.Random(f"amended {seed}")
     with AmendedJob(setup_of(story, corpus, pace_s=LIVE_PACE_S, stream=story.links[0].stream)) as job:
         job.begin(story.links[0].layout, story.links[0].nodes)

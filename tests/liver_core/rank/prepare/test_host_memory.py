@@ -33,6 +33,7 @@ from tests.liver_core.rank.support.trio import (
     assert_trained_as_if_nothing_had_happened,
 )
 from tests.liver_core.worlds.memory import resident
+from tests.tiers import sample
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
 
@@ -60,7 +61,9 @@ def budgets(corpus: str, story: Story, *, streams: bool) -> tuple[int, int]:
     return max(device for device, _ in needs), max(host for _, host in needs)
 
 
-@pytest.mark.parametrize(("precision", "bucket_size"), [("fp32", None), ("bf16", None), ("fp32", 20_000)])
+@pytest.mark.parametrize(
+    ("precision", "bucket_size"), sample([("fp32", None), ("bf16", None), ("fp32", 20_000)], ("bf16", None))
+)
 def test_a_device_with_room_for_one_tile_is_handed_over_live_bit_for_bit(
     corpus: str, precision: str, bucket_size: int | None
 ):
@@ -87,6 +90,7 @@ def within(told: Told, device: int, host: int) -> None:
             assert said["swap_in_s"] > 0
 
 
+@pytest.mark.thorough
 def test_with_more_room_only_some_of_it_waits_in_host_memory(corpus: str):
     story = story_of("fp32")
     device, host = budgets(corpus, story, streams=True)
@@ -98,6 +102,7 @@ def test_with_more_room_only_some_of_it_waits_in_host_memory(corpus: str):
     assert not first_difference(live.traces, copied.traces)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("precision", "bucket_size"), [("fp32", None), ("bf16", 20_000)])
 def test_what_is_copied_in_the_pause_waits_in_host_memory_too(corpus: str, precision: str, bucket_size: int | None):
     story = story_of(precision, bucket_size)
@@ -148,7 +153,7 @@ def test_a_byte_too_few_is_refused_before_anything_is_built(
     job.trains_on()
 
 
-@pytest.mark.parametrize("point", ["lay_out_state", "middle tile", "hash target"])
+@pytest.mark.parametrize("point", sample(["lay_out_state", "middle tile", "hash target"], "lay_out_state"))
 def test_it_is_aborted_while_state_waits_in_host_memory(job: LiveTrio, point: str):
     job.is_aborted_at(point)
 
@@ -204,6 +209,7 @@ SLACK = 24 << 20
 """Passing tensors of a step, and what an allocator keeps."""
 
 
+@pytest.mark.thorough
 def test_the_kernel_sees_no_more_than_both_accounts_say_and_all_of_it_comes_back(corpus: str):
     setup = RankSetup(small_gpt(corpus, **BIG), memory=True)
     device, host = tight(manifest_of(setup), ("PP2", 0), ("TP2", 1), streams=False)

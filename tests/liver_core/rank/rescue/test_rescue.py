@@ -27,6 +27,7 @@ from tests.liver_core.rank.support.chain import (
     run_undisturbed,
 )
 from tests.liver_core.rank.support.global_state import differences
+from tests.tiers import sample
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -48,7 +49,7 @@ PACE_S = 0.4
 MODES = {"fp32, buckets": OVERLAPPED, "bf16": {}}
 
 
-@pytest.fixture(scope="module", params=MODES)
+@pytest.fixture(scope="module", params=sample(MODES, "fp32, buckets"))
 def setup(request: pytest.FixtureRequest, corpus: str, tmp_path_factory: pytest.TempPathFactory) -> RankSetup:
     precision = request.param.partition(",")[0]
     arguments = small_gpt(corpus, precision=precision, **MODES[request.param])
@@ -127,7 +128,7 @@ def only_leaving(manifest: Manifest, before: World, after: World) -> int:
     return len(sides[False] - sides[True] - {-1})
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", sample(["fp32", "bf16"], "bf16"))
 def test_in_the_same_layout_every_later_step_is_bit_for_bit_that_of_a_job_left_alone(corpus: str, precision: str):
     arguments = small_gpt(corpus, precision=precision, **OVERLAPPED)
     setup = RankSetup(arguments, **BATCH, trace=True, pace_s=PACE_S)
@@ -147,6 +148,7 @@ def test_in_the_same_layout_every_later_step_is_bit_for_bit_that_of_a_job_left_a
     assert chain.losses() == {step: loss for step, loss in alone.losses().items() if step in chain.losses()}
 
 
+@pytest.mark.thorough
 def test_over_gloo_alone_a_rescue_is_the_same(corpus: str):
     setup = RankSetup(small_gpt(corpus), **BATCH, transport="gloo", record=True, pace_s=PACE_S)
     chain = run_chain(setup, (World("TP2xPP2", "abcd"), World("TP2", "cb")), rung=Rung.RESCUE)

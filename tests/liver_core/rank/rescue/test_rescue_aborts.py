@@ -28,6 +28,7 @@ from tests.liver_core.rank.support.trio import (
     assert_trained_as_if_nothing_had_happened,
     trio_setup,
 )
+from tests.tiers import sample
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
@@ -88,6 +89,7 @@ def test_a_share_that_arrived_damaged_keeps_the_leaver_and_names_the_tile(job: R
     job.trains_on()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("point", [READS[1], "certificate", "vote"])
 def test_a_survivor_that_is_too_slow_keeps_the_leaver(job: RescueTrio, point: str):
     job.arm(SURVIVOR, point, "hold")
@@ -154,6 +156,7 @@ def test_nobody_waits_for_a_newcomer_that_builds_with_the_survivors_when_it_come
     once.await_stage((LEAVER, SURVIVOR), request, "prepared", 40)
     once.command((LEAVER, SURVIVOR), "permit", request.handoff_id, 1)
     assert once.ending(LEAVER)[0] == "left"
+    once.await_passage(newcomer, "warm_up")
     once.command([newcomer], "release")
     once.await_stage([newcomer], request, "prepared", 40)
     once.permit_newcomers(request)
@@ -163,7 +166,7 @@ def test_nobody_waits_for_a_newcomer_that_builds_with_the_survivors_when_it_come
     assert_started_at_the_version_held(once, newcomer)
 
 
-@pytest.mark.parametrize("point", READS)
+@pytest.mark.parametrize("point", sample(READS, "rescue master"))
 def test_a_leaver_that_dies_before_its_share_is_held_leaves_the_checkpoint(once: RescueTrio, point: str):
     once.arm(SURVIVOR, point, "hold")
     request, newcomer = once.prepared()
@@ -205,7 +208,7 @@ def test_a_leaver_that_dies_at_the_release_is_not_missed(once: RescueTrio):
     assert_started_at_the_version_held(once, newcomer)
 
 
-@pytest.mark.parametrize("point", ["released", "refilled"])
+@pytest.mark.parametrize("point", sample(["released", "refilled"], "refilled"))
 def test_a_newcomer_that_dies_after_the_release_leaves_the_checkpoint_and_nobody_steps(once: RescueTrio, point: str):
     request, _ = once.prepared(Fault(point, "kill"))
     once.permit(request)
@@ -238,6 +241,7 @@ def test_who_cannot_build_after_the_release_tells_the_others_why(once: RescueTri
     assert "rank 1, build: build model: ValueError: planted" in once.reason(SURVIVOR, request, "broken")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stalls"])
 def test_a_survivor_that_is_lost_after_the_release_leaves_the_checkpoint(corpus: str, with_signal: int):
     """What it kept is nowhere else."""
@@ -278,6 +282,7 @@ def test_another_notice_before_the_boundary_makes_the_plan_anew(corpus: str):
         cluster.await_step(b, cluster.steps(b)[-1][1] + 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fault", ["hold", "corrupt share"])
 def test_no_leaver_goes_because_one_survivor_of_two_holds_its_share(corpus: str, fault: str):
     """a is too slow, or has something else than what c and d gave; b has voted."""

@@ -7,6 +7,7 @@ compares the state after every one of its steps, and its samples, with a job tha
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from liver_core.layout import Member
 from tests.cluster.real_ranks_process import Fault
 from tests.liver_core.rank.support.stream_trio import STREAM, LiveTrio, live_setup
 from tests.liver_core.rank.support.trio import LEAVER, SURVIVOR, assert_trained_as_if_nothing_had_happened
+from tests.tiers import sample
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
@@ -31,8 +33,13 @@ def job(corpus: str) -> Iterator[LiveTrio]:
         yield trio
 
 
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("action", ["kill", "stall"])
+@pytest.mark.parametrize(
+    ("action", "point"),
+    sample(
+        itertools.product(["kill", "stall"], POINTS),
+        *(("kill", "first tile"), ("kill", "hash target"), ("stall", "middle tile")),
+    ),
+)
 def test_a_newcomer_is_lost_while_its_share_streams(job: LiveTrio, point: str, action: str):
     request, newcomer = job.attempt(Fault(point, "tell"), Fault(point, action))
     job.await_passage(newcomer, point)
@@ -42,6 +49,7 @@ def test_a_newcomer_is_lost_while_its_share_streams(job: LiveTrio, point: str, a
     job.trains_on()
 
 
+@pytest.mark.thorough
 def test_a_newcomer_that_stalls_makes_the_others_choose_stop_and_copy_before_the_deadline(job: LiveTrio):
     newcomer = f"c{job.newcomers + 1}"
     job.newcomers += 1
@@ -56,7 +64,7 @@ def test_a_newcomer_that_stalls_makes_the_others_choose_stop_and_copy_before_the
     job.trains_on()
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", sample(POINTS, "middle tile", "hash target"))
 def test_it_is_aborted_while_the_survivor_streams(job: LiveTrio, point: str):
     job.is_aborted_at(point)
 
@@ -72,7 +80,7 @@ def test_it_is_aborted_while_a_source_hashes_and_the_step_that_waits_for_it_goes
     job.trains_on()
 
 
-@pytest.mark.parametrize("point", ["first tile", "middle tile", "hash target"])
+@pytest.mark.parametrize("point", sample(["first tile", "middle tile", "hash target"], "middle tile"))
 def test_the_store_dies_while_state_streams(job: LiveTrio, point: str):
     request, newcomer = job.attempt(Fault(point, "hold"))
     job.await_passage(newcomer, point)

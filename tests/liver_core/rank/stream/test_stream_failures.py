@@ -19,7 +19,7 @@ from liver_core.memory.memory_budget import TILE_ELEMENTS_LEAST, replay_bytes
 from tests.cluster.rank_cluster import RankSetup
 from tests.cluster.real_ranks_model import small_gpt
 from tests.cluster.real_ranks_process import Fault
-from tests.liver_core.rank.cutover.test_failures import assert_started_at_the_version_held
+from tests.liver_core.rank.cutover.test_failures import KILLED_OR_STOPPED, assert_started_at_the_version_held
 from tests.liver_core.rank.support.stream_random import (
     Link,
     Story,
@@ -30,6 +30,7 @@ from tests.liver_core.rank.support.stream_random import (
 )
 from tests.liver_core.rank.support.stream_trio import LiveTrio, live_setup
 from tests.liver_core.rank.support.trio import LEAVER, SHORT, SURVIVOR
+from tests.tiers import sample
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
@@ -46,8 +47,11 @@ def job(corpus: str) -> Iterator[LiveTrio]:
 
 @pytest.mark.parametrize(
     ("point", "with_signal"),
-    [("first tile", signal.SIGKILL), ("middle tile", signal.SIGSTOP), ("last tile", signal.SIGKILL)],
-    ids=["dies at the first", "stalls at a middle", "dies at the last"],
+    [
+        pytest.param("first tile", signal.SIGKILL, id="dies at the first"),
+        pytest.param("middle tile", signal.SIGSTOP, id="stalls at a middle", marks=pytest.mark.thorough),
+        pytest.param("last tile", signal.SIGKILL, id="dies at the last", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_leaver_that_is_lost_while_its_tiles_are_read_breaks_the_world_with_a_reason(
     job: LiveTrio, point: str, with_signal: int
@@ -65,6 +69,7 @@ def test_a_leaver_that_is_lost_while_its_tiles_are_read_breaks_the_world_with_a_
     _given_up(job, request, newcomer)
 
 
+@pytest.mark.thorough
 def test_a_leaver_that_stalls_while_it_hashes_breaks_the_world_with_a_reason(job: LiveTrio):
     job.arm(LEAVER, "hash source", "tell")
     job.arm(LEAVER, "hash source", "stall")
@@ -75,7 +80,9 @@ def test_a_leaver_that_stalls_while_it_hashes_breaks_the_world_with_a_reason(job
     _given_up(job, request, newcomer)
 
 
-@pytest.mark.parametrize(("point", "action"), [("middle tile", "kill"), ("hash target", "stall")])
+@pytest.mark.parametrize(
+    ("point", "action"), sample([("middle tile", "kill"), ("hash target", "stall")], ("middle tile", "kill"))
+)
 def test_a_survivor_that_is_lost_while_it_streams_breaks_the_world_with_a_reason(
     job: LiveTrio, point: str, action: str
 ):
@@ -97,7 +104,7 @@ def _given_up(job: LiveTrio, request: Any, newcomer: Any) -> None:
 # A source is lost between the boundary and the decision.
 
 
-@pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stalls"])
+@pytest.mark.parametrize("with_signal", KILLED_OR_STOPPED)
 def test_a_leaver_lost_when_the_stream_has_caught_up_costs_one_batch_that_is_done_again(
     job: LiveTrio, with_signal: int
 ):
@@ -115,7 +122,7 @@ def test_a_leaver_lost_when_the_stream_has_caught_up_costs_one_batch_that_is_don
     assert_started_at_the_version_held(job, newcomer)
 
 
-@pytest.mark.parametrize("action", ["kill", "stall"])
+@pytest.mark.parametrize("action", sample(["kill", "stall"], "kill"))
 def test_a_leaver_lost_at_the_boundary_before_a_word_of_it_costs_one_batch(job: LiveTrio, action: str):
     job.arm(LEAVER, "boundary", action)
     request, newcomer = job.ready(cutover=SHORT)
@@ -125,6 +132,7 @@ def test_a_leaver_lost_at_the_boundary_before_a_word_of_it_costs_one_batch(job: 
     assert_started_at_the_version_held(job, newcomer)
 
 
+@pytest.mark.thorough
 def test_a_target_that_does_not_catch_up_in_time_holds_up_nobody(job: LiveTrio):
     """It neither waits for its own stream in the pause, nor when it drops the next world."""
     request, newcomer = job.ready(Fault("state read", "tell"), cutover=SHORT)
@@ -144,6 +152,7 @@ def test_a_target_that_does_not_catch_up_in_time_holds_up_nobody(job: LiveTrio):
     job.trains_on()
 
 
+@pytest.mark.thorough
 def test_a_boundary_in_time_is_not_lost_to_a_stream_that_catches_up_after_the_deadline(job: LiveTrio):
     request, newcomer = job.ready(deadline_s=20.0)
     job.live(request)
@@ -195,7 +204,7 @@ def test_a_target_that_lost_a_slot_after_it_was_certified_is_no_go_and_says_so(j
     job.trains_on()
 
 
-@pytest.mark.parametrize("action", ["kill", "stall"])
+@pytest.mark.parametrize("action", sample(["kill", "stall"], "kill"))
 @pytest.mark.parametrize("point", ["boundary", "state read", "certificate", "barrier"])
 def test_a_newcomer_lost_between_boundary_and_decision_is_no_go(job: LiveTrio, point: str, action: str):
     request, newcomer = job.ready(Fault(point, action), cutover=SHORT)
@@ -219,7 +228,7 @@ FALLS = {
 }
 
 
-@pytest.mark.parametrize("why", FALLS)
+@pytest.mark.parametrize("why", sample(FALLS, "a step that no slot holds"))
 def test_what_cannot_stream_is_copied_in_the_pause_with_a_reason_and_the_same_bits(corpus: str, why: str):
     optimizer, stream, text = FALLS[why]
     stands_for = 4 if stream is SMALL_RING else 0

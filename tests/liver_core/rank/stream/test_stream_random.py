@@ -21,28 +21,14 @@ from tests.liver_core.rank.support.stream_random import (
     told_live,
 )
 
-QUICK = (5, 6, 16)
-"""Between them every optimizer, both precisions, with and without accumulation, buckets and room, for a few ranks."""
-
-FULL = [seed for seed in range(26) if seed not in QUICK]
 LATE = "not certified in time"
 OVERTAKEN = "was overtaken"
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.thorough, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("seed", QUICK)
+@pytest.mark.parametrize("seed", range(26))
 def test_a_random_story_told_live_leaves_the_bits_of_stop_and_copy(corpus: str, seed: int):
-    _same_bits(corpus, seed)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("seed", FULL)
-def test_a_hundred_random_handoffs_leave_the_bits_of_stop_and_copy(corpus: str, seed: int):
-    _same_bits(corpus, seed)
-
-
-def _same_bits(corpus: str, seed: int) -> None:
     story = random_story(seed)
     setup = setup_of(story, corpus)
     live = told_live(story, setup)
