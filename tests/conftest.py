@@ -56,7 +56,11 @@ def pytest_runtest_call() -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Prefix of a small indexed dataset, built once a session."""
+    """Prefix of a small indexed dataset, built once a session. Who trains on it shares runs that nothing disturbs."""
     from tests.cluster.real_ranks_model import build_corpus
+    from tests.liver_core.rank.support import undisturbed_runs
 
+    folder = tmp_path_factory.getbasetemp()
+    # Processes of xdist have a folder each, all of them in one.
+    undisturbed_runs.keep_in((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "undisturbed")
     return build_corpus(tmp_path_factory.mktemp("corpus"))

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from tests.cluster.rank_cluster import Cluster, RankSetup
 from tests.cluster.real_ranks_model import build_corpus, small_gpt
-from tests.liver_core.rank.support.chain import Chain, World, load_with_megatron, run_chain, run_undisturbed
+from tests.liver_core.rank.support.chain import Chain, World, load_with_megatron, run_chain
 from tests.liver_core.rank.support.global_state import differences
+from tests.liver_core.rank.support.undisturbed_runs import run_undisturbed
 from tests.liver_core.worlds.memory import measured_handoff
 
 WORLDS = (World("TP2xPP2", "abcd"), World("PP3", "abc"), World("TP2xPP2", "abce"))

@@ -65,7 +65,8 @@ def test_the_example_passes_its_trial_in_one_process_and_in_four():
 def test_the_example_is_handed_over_live():
     from liver_core.handoff.messages import Rung
     from tests.cluster.rank_cluster import RankSetup
-    from tests.liver_core.rank.support.chain import World, run_chain, run_undisturbed
+    from tests.liver_core.rank.support.chain import World, run_chain
+    from tests.liver_core.rank.support.undisturbed_runs import run_undisturbed
 
     job = JobFile.model_validate(yaml.safe_load((EXAMPLES / "job.yaml").read_text()))
     arguments = job.job_args() | {"text": str(EXAMPLES / "my_gpt.py")}

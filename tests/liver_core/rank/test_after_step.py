@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from tests.tiers import sample
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
-HANDED = 5
-"""The step that is handed over: the sources are held with its gradients reduced until everybody is ready."""
+HANDED = 12
+"""The step that is handed over: the sources are held with its gradients reduced until everybody is ready. Late enough
+that state has streamed before, which it does only while steps are made."""
 WORLDS = (World("PP2", "ab"), World("TP2", "bc"))
 JOB = "tests.liver_core.rank.support.hooked_job:HookedJob"
 
@@ -29,14 +31,23 @@ def hand_over_step(cluster: Cluster, rung: Rung = Rung.STOP_AND_COPY, layout: st
     """Hand over exactly the step HANDED; returns the order once everybody has permission."""
     assert cluster.roster is not None
     sources = cluster.roster.members
+    request = _prepared(cluster, rung, layout, nodes) if rung is Rung.LIVE else None
+    cluster.command(sources, "hurry", HANDED)
     for member in sources:
         cluster.await_passage(member, f"step {HANDED - 1}")
-    request = cluster.open(layout, nodes, rung=rung)
+    request = request or _prepared(cluster, rung, layout, nodes)
     members = cluster.members(request)
-    cluster.await_stage(members, request, "prepared", 40)
     cluster.command(members, "permit", request.handoff_id, 1)
     cluster.await_stage(members, request, "ready", 20)
     cluster.command(sources, "release")
+    return request
+
+
+def _prepared(cluster: Cluster, rung: Rung, layout: str, nodes: str) -> Any:
+    request = cluster.open(layout, nodes, rung=rung)
+    cluster.await_stage(cluster.members(request), request, "prepared", 40)
+    if rung is Rung.LIVE:
+        assert cluster.verdict(request.target.members[0], request) == (str(rung), "")
     return request
 
 
@@ -55,7 +66,7 @@ def setup_of(corpus: str, folder: Path, **changes: Any) -> RankSetup:
 
 
 @pytest.mark.parametrize(
-    ("rung", "layout"), sample([(Rung.STOP_AND_COPY, "TP2"), (Rung.LIVE, "DP2")], (Rung.STOP_AND_COPY, "TP2"))
+    ("rung", "layout"), sample([(Rung.STOP_AND_COPY, "TP2"), (Rung.LIVE, "DP2")], (Rung.LIVE, "DP2"))
 )
 def test_the_step_handed_over_has_its_checkpoint_and_its_hooks_after_the_pause(
     corpus: str, tmp_path: Path, rung: Rung, layout: str
@@ -63,6 +74,7 @@ def test_the_step_handed_over_has_its_checkpoint_and_its_hooks_after_the_pause(
     setup = setup_of(corpus, tmp_path, record=True)
     if layout == "DP2":
         # Between a step and the next forward pass a rank has only its own part of the weights.
+        setup = replace(setup, pace_s=1.0)
         setup.job_arguments.update(overlap_grad_reduce=True, overlap_param_gather=True, ddp_bucket_size=20_000)
     with Cluster(setup) as cluster:
         cluster.launch(WORLDS[0].layout, WORLDS[0].nodes)

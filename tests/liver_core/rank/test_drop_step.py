@@ -23,11 +23,11 @@ from tests.liver_core.rank.support.chain import (
     assert_as_megatron_loads,
     gather,
     load_with_megatron,
-    run_undisturbed,
 )
 from tests.liver_core.rank.support.drops import permit_held, prepare_within_a_step
 from tests.liver_core.rank.support.global_state import differences
 from tests.liver_core.rank.support.job_names import JOBS
+from tests.liver_core.rank.support.undisturbed_runs import run_undisturbed
 from tests.tiers import sample
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]

@@ -15,7 +15,7 @@ from tests.liver_core.rank.test_after_step import HANDED, hand_over_step, setup_
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
-LAST = HANDED + 5
+LAST = 2 * HANDED
 RESTART = HANDED + 1
 """The checkpoint that the restart begins from; the first world after the handoff goes on beyond it."""
 JOB = "tests.liver_core.rank.support.hooked_job:ReportingJob"

@@ -19,7 +19,8 @@ from liver_core.state.checkpoint_files import NewerStart, announce_start, is_rep
 from tests.cluster.rank_cluster import Cluster, RankSetup
 from tests.cluster.real_ranks import run_alone
 from tests.cluster.real_ranks_model import small_gpt
-from tests.liver_core.rank.support.chain import Chain, World, gather, load_with_megatron, run_undisturbed
+from tests.liver_core.rank.support.chain import Chain, World, gather, load_with_megatron
+from tests.liver_core.rank.support.undisturbed_runs import run_undisturbed
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 

@@ -26,7 +26,6 @@ from tests.liver_core.rank.support.chain import (
     gather,
     load_with_megatron,
     run_chain,
-    run_undisturbed,
 )
 from tests.liver_core.rank.support.global_state import differences
 from tests.liver_core.rank.support.trio import (
@@ -37,6 +36,7 @@ from tests.liver_core.rank.support.trio import (
     assert_trained_as_if_nothing_had_happened,
     trio_setup,
 )
+from tests.liver_core.rank.support.undisturbed_runs import run_undisturbed
 from tests.tiers import sample
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]

@@ -10,8 +10,9 @@ import pytest
 from liver_core.handoff.messages import Rung
 from tests.cluster.rank_cluster import RankSetup
 from tests.cluster.real_ranks_model import small_gpt
-from tests.liver_core.rank.support.chain import World, run_chain, run_undisturbed
+from tests.liver_core.rank.support.chain import World, run_chain
 from tests.liver_core.rank.support.job_names import JOBS
+from tests.liver_core.rank.support.undisturbed_runs import run_undisturbed
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 

@@ -16,9 +16,9 @@ import pytest
 from liver_core.handoff.messages import CutoverDeadlines
 from liver_core.layout import Manifest, from_json
 from tests.cluster.real_ranks_process import Fault
-from tests.liver_core.rank.support.chain import run_undisturbed
 from tests.liver_core.rank.support.global_state import assemble, differences
 from tests.liver_core.rank.support.trio import LEAVER, SHORT, SURVIVOR, UNHURRIED, Trio, trio_setup
+from tests.liver_core.rank.support.undisturbed_runs import run_undisturbed
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 

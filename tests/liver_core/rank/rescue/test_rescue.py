@@ -24,9 +24,9 @@ from tests.liver_core.rank.support.chain import (
     assert_as_megatron_loads,
     load_with_megatron,
     run_chain,
-    run_undisturbed,
 )
 from tests.liver_core.rank.support.global_state import differences
+from tests.liver_core.rank.support.undisturbed_runs import run_undisturbed
 from tests.tiers import sample
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]

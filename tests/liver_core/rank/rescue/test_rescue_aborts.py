@@ -18,7 +18,6 @@ from tests.cluster.rank_cluster import Cluster, RankSetup
 from tests.cluster.real_ranks_model import small_gpt
 from tests.cluster.real_ranks_process import Fault
 from tests.liver_core.rank.cutover.test_failures import assert_started_at_the_version_held
-from tests.liver_core.rank.support.chain import run_undisturbed
 from tests.liver_core.rank.support.job_names import JOBS
 from tests.liver_core.rank.support.trio import (
     LEAVER,
@@ -28,6 +27,7 @@ from tests.liver_core.rank.support.trio import (
     assert_trained_as_if_nothing_had_happened,
     trio_setup,
 )
+from tests.liver_core.rank.support.undisturbed_runs import run_undisturbed
 from tests.tiers import sample
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]

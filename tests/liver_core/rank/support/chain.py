@@ -14,9 +14,6 @@ from tests.cluster.real_ranks import start_ranks
 from tests.cluster.real_ranks_process import local_weights, make_job, megatron_state
 from tests.liver_core.rank.support.global_state import assemble, assemble_weights
 
-STEP_S_MOST = 0.5
-"""Of a run that is left alone, on a machine that does more than one thing."""
-
 
 @dataclass(frozen=True)
 class World:
@@ -122,18 +119,7 @@ def gather(cluster: Cluster, worlds: tuple[World, ...]) -> Chain:
     return Chain(worlds, from_json(Manifest, manifest), records, rows, {}, traces, {})
 
 
-def run_undisturbed(setup: RankSetup, layout: str, last_step: int, **changes: Any) -> Chain:
-    """The same job in one layout, never handed over, up to `last_step`."""
-    size = _world_size(layout)
-    world = World(layout, "abcdefgh"[:size])
-    settings = {"last_step": last_step, "record": False, "checkpoint_at_boundary": None, "pace_s": 0.0, "counts": False}
-    with Cluster(replace(setup, **settings | changes)) as cluster:
-        cluster.launch(world.layout, world.nodes)
-        cluster.finish(60 + last_step * STEP_S_MOST)
-        return gather(cluster, (world,))
-
-
-def _world_size(layout: str) -> int:
+def world_size(layout: str) -> int:
     from liver_core.layout import ParallelLayout
 
     return ParallelLayout.parse(layout).world_size
@@ -147,7 +133,7 @@ def load_with_megatron(setup: RankSetup, checkpoints: list[tuple[str, str]]) -> 
 
     One set of fresh processes builds the worlds one after the other.
     """
-    most = max(_world_size(layout) for _, layout in checkpoints)
+    most = max(world_size(layout) for _, layout in checkpoints)
     running = start_ranks(_load_all, [(rank, setup, checkpoints) for rank in range(most)], timeout_s=150)
     by_rank = running.join()
     return [

@@ -13,7 +13,7 @@ from liver_core.layout import Member
 from tests.cluster.rank_cluster import Cluster, RankSetup
 from tests.cluster.real_ranks_model import small_gpt
 from tests.cluster.real_ranks_process import Fault
-from tests.liver_core.rank.support.chain import run_undisturbed
+from tests.liver_core.rank.support.undisturbed_runs import run_undisturbed
 
 LEAVER, SURVIVOR = Member("a", 0), Member("b", 0)
 UNHURRIED = CutoverDeadlines(target_s=15.0, source_s=20.0, store_s=30.0)
