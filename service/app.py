@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
-from fastapi import FastAPI, Response
+from fastapi import APIRouter, FastAPI, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.routing import BaseRoute
 
 from agent.protocol import PROTOCOL_VERSION
 from agent.protocol.jobfile import JobFile
@@ -113,7 +115,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         lifespan=_lifespan(context, manager or ServiceManager(), owned=owned),
-        generate_unique_id_function=lambda route: route.name,
+        generate_unique_id_function=_operation_id,
         openapi_tags=[
             {"name": "jobs"}, {"name": "nodes"}, {"name": "notices"}, {"name": "handoffs"}, {"name": "ledger"},
             {"name": "leases"}, {"name": "capacity"}, {"name": "pools"},
@@ -129,22 +131,31 @@ def create_app(
     app.add_middleware(Shortcut, answers={sync.SHORT: sync.sync}, handlers=app.exception_handlers)  # The innermost.
     app.add_middleware(Gate, context=context, body_bytes_max=BODY_BYTES_MAX)
     problems.install(app)
-    # Routes are tried in this order, and nearly all requests come from agents.
-    nouns = (
-        sync, jobs, peer_keys, decisions, metrics, nodes, notices, clouds, handoffs, ledger, leases, capacity, tokens,
-        audit, fleet, incidents, outlook, timeline, events, what_if,
-    )  # fmt: skip
-    for noun in nouns:
-        app.include_router(noun.router)
-    for router in (
-        leases.leases, clouds.numbers, incidents.of_handoffs, push.router, tokens.joining, sessions.router,
-    ):  # fmt: skip
-        app.include_router(router)
+    app.router.routes.extend(_routes())
     _add_health(app, context)
     _add_description(app)
     # The last one: it answers every address that belongs to nobody else.
     app.include_router(console.router, include_in_schema=False)
     return app
+
+
+@cache
+def _routes() -> tuple[BaseRoute, ...]:
+    """Of all nouns, in the order in which they are tried: nearly all requests come from agents. Made once a process: an
+    application that includes routers by itself works out the parameters of all their routes."""
+    nouns = (
+        sync, jobs, peer_keys, decisions, metrics, nodes, notices, clouds, handoffs, ledger, leases, capacity, tokens,
+        audit, fleet, incidents, outlook, timeline, events, what_if,
+    )  # fmt: skip
+    others = (leases.leases, clouds.numbers, incidents.of_handoffs, push.router, tokens.joining, sessions.router)
+    whole = APIRouter(generate_unique_id_function=_operation_id)
+    for router in (*(noun.router for noun in nouns), *others):
+        whole.include_router(router)
+    return tuple(whole.routes)
+
+
+def _operation_id(route: APIRoute) -> str:
+    return route.name
 
 
 def release() -> str:
