@@ -24,7 +24,9 @@ from tests.durations import known_seconds
 from tests.touched import changed_since, default_base, reached
 
 ROOT = Path(__file__).resolve().parent.parent
-WORKERS = int(os.environ.get("WORKERS", "3"))
+WORKERS = int(os.environ.get("WORKERS", "2"))
+"""One less than `make test` has: among these tests are those that race real deadlines."""
+
 PYTEST_ARGS = shlex.split(os.environ.get("PYTEST_ARGS", ""))
 MARKS = ("mark.thorough", "tests.tiers")
 """One of them stands in every file with thorough tests, unless all tests of its subject are."""
