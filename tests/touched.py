@@ -49,7 +49,7 @@ def reached(changed: Iterable[str]) -> dict[str, int]:
     return known
 
 
-def tests_reached(changed: Iterable[str]) -> dict[str, int]:
+def reached_tests(changed: Iterable[str]) -> dict[str, int]:
     return {path: far for path, far in reached(changed).items() if is_test(path)}
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.touched import tests_reached
+from tests.touched import reached_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 SAME_BEHAVIOUR = Path(__file__).with_name("same_behaviour.toml")
@@ -115,7 +115,7 @@ def undone(commit: Commit) -> Found:
         subprocess.run(["git", "checkout", "--quiet", "HEAD", "--", *kept], cwd=copy, check=bool(kept))
         if not set(_changed_in(copy)) & set(commit.files):
             return Found(commit, None, f"cannot be undone: {done.stderr.strip()}")
-        near = tests_reached(commit.files)
+        near = reached_tests(commit.files)
         for command, chosen in (("make test", "not thorough"), ("make test-thorough", "thorough")):
             for least, most in itertools.pairwise(STAGES):
                 files = sorted(path for path, far in near.items() if least <= far < most)
