@@ -37,6 +37,10 @@ COUNT_MAX, WORKERS_MAX = 5_000, 16
 LIMIT_LEAST_S, LIMIT_TIMES = 60.0, 4.0
 """Tests that take so many times as long as without the mutant are taken to hang because of it."""
 UNCHANGED_MOST_S = 300.0
+JUDGED_FROM = 8
+"""Of fewer mutants a package's share says little: one of two is half of them."""
+
+COUNTED = ("tried", "killed", "equivalent_argued")
 
 plugins.OPERATOR_PROVIDERS["people"] = Operators()
 
@@ -180,12 +184,16 @@ def _try(mutation: Mutation, limit_s: float) -> WorkResult:
 
 
 def _summary(content: dict[str, Any]) -> int:
-    """Print what came of it; 1 where the tests of a package miss too many."""
+    """Print what came of it; 1 where the tests of a package miss too many, or those of all packages together."""
     print(f"\n{'package':<14} {'tried':>6} {'killed':>7} {'argued':>7} {'of the rest':>12}")
-    low = False
+    all_counts = content["packages"].values()
+    low = (
+        sampling.share_killed({key: sum(counts[key] for counts in all_counts) for key in COUNTED})
+        < sampling.KILLED_LEAST
+    )
     for name, counts in content["packages"].items():
         share = sampling.share_killed(counts)
-        low = low or share < sampling.KILLED_LEAST
+        low = low or (counts["tried"] >= JUDGED_FROM and share < sampling.KILLED_LEAST)
         print(f"{name:<14} {counts['tried']:>6} {counts['killed']:>7} {counts['equivalent_argued']:>7} {share:>12.0%}")
     for survivor in content["survivors"]:
         print(f"survived: {survivor['file']}:{survivor['line']}: {survivor['change']}")

@@ -234,6 +234,13 @@ def test_a_byte_decides_what_waits_on_the_device_and_whether_state_is_streamed()
     assert (_on_device(spilled), spilled.stream) == ([*everything[:3], "weights"], Streaming(RING, 65_536))
 
 
+def test_where_a_region_is_shorter_than_the_least_tile_a_tile_is_as_long_as_the_region():
+    tiny = TrainingShape(TransformerShape(1, 64, 1, 1, 64, 8, 8), 1, 1)
+    found = handoff_memory(tiny, ParallelLayout(dp=2), ParallelLayout(tp=2), device_bytes=10**9, overheads=ROUND)
+    assert found.stream is not None
+    assert found.stream.tile_elements == found.following.region // 4 < 65_536
+
+
 def test_a_handoff_that_does_not_fit_is_refused_with_what_is_too_small():
     # The next world alone, with the communicators of both.
     least = FOLLOWING + 30
