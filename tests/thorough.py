@@ -37,26 +37,29 @@ SPARE = 1.2
 """Estimates are of a quiet machine whose processes end together; this much more is taken to pass."""
 
 WITHOUT_TORCH = "torch-free"
-
-
 CHAOS = ("--trials", "6", "--workers", "2", "--keep", "build/chaos", "--report", "build/reports/chaos-sample.json")
 
 
 class Program(NamedTuple):
-    """A part that is no set of tests. `near`: a module that it runs, by which a change touches it; `seconds`: about."""
+    """A part that is no set of tests. `near`: files of which a change has to reach one; `seconds`: about."""
 
     name: str
     command: tuple[str, ...]
-    near: str
+    near: tuple[str, ...]
     seconds: float
 
 
 PYTHON = sys.executable
 PROGRAMS = (
-    Program(WITHOUT_TORCH, ("make", "--no-print-directory", "test-torch-free"), "pyproject.toml", 480.0),
-    Program("sim", (PYTHON, "-m", "tests.simulation.run", "--seeds", "20000"), "tests/simulation/run.py", 150.0),
-    Program("mutants", (PYTHON, "-m", "tests.mutants.run", "--count", "30"), "tests/mutants/run.py", 600.0),
-    Program("chaos", (PYTHON, "-m", "tests.chaos.run", *CHAOS), "tests/chaos/run.py", 600.0),
+    Program(
+        WITHOUT_TORCH,
+        ("make", "--no-print-directory", "test-torch-free"),
+        ("pyproject.toml", "constraints.txt"),
+        480.0,
+    ),
+    Program("sim", (PYTHON, "-m", "tests.simulation.run", "--seeds", "20000"), ("tests/simulation/run.py",), 150.0),
+    Program("mutants", (PYTHON, "-m", "tests.mutants.run", "--count", "30"), ("tests/mutants/run.py",), 600.0),
+    Program("chaos", (PYTHON, "-m", "tests.chaos.run", *CHAOS), ("tests/chaos/run.py",), 600.0),
 )
 PARTS = (*(subject.name for subject in tiers.SUBJECTS), *(program.name for program in PROGRAMS))
 
@@ -104,7 +107,7 @@ def _touched(changed: Sequence[str], limit_s: float) -> tuple[list[Ended], list[
     """The nearest to the change first, as far as they fit: the environment without torch where what it is made from
     changed, then test files, then programs."""
     far = reached(changed)
-    programs = [each for each in PROGRAMS if each.near in far]
+    programs = [each for each in PROGRAMS if far.keys() & set(each.near)]
     programs.sort(key=lambda each: each.name != WITHOUT_TORCH)
     files = {path: seconds / WORKERS * SPARE for path, seconds in _files().items() if path in far}
     nearest = sorted(files, key=lambda path: (far[path], files[path]))
