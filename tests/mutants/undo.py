@@ -81,12 +81,18 @@ def _newest(count: int) -> Iterator[Commit]:
         revision, _, title = line.partition(" ")
         files = tuple(filter(None, _git("show", "--format=", "--name-only", revision, "--", *PLACES).splitlines()))
         if revision not in argued and any(_program(f"{revision}^", f) != _program(revision, f) for f in files):
-            # Whatever else of the product it changed goes with it: half a change is no program.
-            product = _git("show", "--format=", "--name-only", revision, "--", "*.py", ":!tests").splitlines()
-            yield Commit(revision, title, tuple(filter(None, product)))
+            yield Commit(revision, title, _to_undo(revision))
             left -= 1
         if left == 0:
             return
+
+
+def _to_undo(revision: str) -> tuple[str, ...]:
+    """What the commit changed of the product: half a change is no program. A file to which it only added stays as it is,
+    and is not used any more, so that tests that import what was added still run."""
+    lines = _git("show", "--format=", "--numstat", revision, "--", "*.py", ":!tests").splitlines()
+    changed = [line.split("\t") for line in lines if line]
+    return tuple(path for _, removed, path in changed if removed != "0") or tuple(path for *_, path in changed)
 
 
 def _program(revision: str, path: str) -> str:
@@ -133,7 +139,7 @@ def _changed_in(copy: Path) -> list[str]:
 
 
 def _first_failure(copy: Path, files: list[str], marks: str) -> str | None:
-    """Test files that import a name which came with the commit are left out: to miss that name is no finding."""
+    """Test files that import a name which is gone with the commit are left out: to miss a name is no finding."""
     environment = {**os.environ, "PYTHONPATH": str(copy)}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder"]
     while files:
