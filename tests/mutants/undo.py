@@ -88,11 +88,11 @@ def _newest(count: int) -> Iterator[Commit]:
 
 
 def _to_undo(revision: str) -> tuple[str, ...]:
-    """What the commit changed of the product: half a change is no program. A file to which it only added stays as it is,
-    and is not used any more, so that tests that import what was added still run."""
-    lines = _git("show", "--format=", "--numstat", revision, "--", "*.py", ":!tests").splitlines()
-    changed = [line.split("\t") for line in lines if line]
-    return tuple(path for _, removed, path in changed if removed != "0") or tuple(path for *_, path in changed)
+    """What the commit changed of the product: half a change is no program. A module that it brought stays, and is not
+    used any more, so that tests that import it still run."""
+    shown = ("show", "--format=", "--name-only", revision, "--", "*.py", ":!tests")
+    changed = _git(*shown[:2], "--diff-filter=a", *shown[2:]).split()
+    return tuple(changed or _git(*shown).split())
 
 
 def _program(revision: str, path: str) -> str:
