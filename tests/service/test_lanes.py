@@ -1,13 +1,20 @@
 """Readers of the API must not keep agents from reporting: each kind of callers has its own threads and connections."""
 
+import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from typing import Any
 
 import httpx
+import pytest
 from sqlalchemy import text
 
 from service.context import utc_now
+from service.db.outage import Outage
+from service.lanes import FOR_MANY, Lane
+from service.problems import ProblemError
 from service.settings import ServiceSettings
 from tests.service.conftest import bearer
 from tests.service.fake_agent import FakeAgent
@@ -66,3 +73,20 @@ def test_a_reader_is_served_again_once_others_are_done(tmp_path, database):
                 assert client.get("/api/v1/jobs/job-none").status_code == 404, (
                     "also one that fails gives its place back"
                 )
+
+
+def test_a_crowd_that_is_served_one_by_one_leaves_places_to_work_that_is_done_for_many():
+    async def run() -> None:
+        unused: Any = None
+        lane = Lane(unused, unused, places=FOR_MANY + 1, wait_s=0.05, whose="agents", outage=Outage())
+        async with lane.place(alone=True):
+            with pytest.raises(ProblemError):
+                async with lane.place(alone=True):
+                    raise AssertionError("the crowd takes more than its places")
+            async with AsyncExitStack() as stack:
+                for _ in range(FOR_MANY):
+                    await stack.enter_async_context(lane.place())
+        async with lane.place(alone=True):
+            pass
+
+    asyncio.run(run())
