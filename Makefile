@@ -19,9 +19,10 @@ N ?= 150
 PACKAGES ?=
 # What draws the mistakes and the requests of `make fuzz-api`, and the first trial of `make chaos`; for example: make mutants N=300 SEED=7
 SEED ?= 1
-# Processes that share each suite: one more than there are cores, since tests wait in between. WORKERS=0: one test after
-# the other.
-WORKERS ?= 3
+# Processes that share each suite. WORKERS=0, REAL_WORKERS=0: one test after the other.
+WORKERS ?= 2
+# Tests with real processes wait for one another in between: one more than there are cores.
+REAL_WORKERS ?= 3
 # Parts of `make test-thorough`, and the revision since which `make test-touched` looks for changes; for example:
 # make test-thorough THOROUGH='rank service'
 THOROUGH ?=
@@ -65,7 +66,7 @@ TORCH_FREE_TESTS := $(wildcard tests/service tests/deploy tests/fuzz tests/migra
 REAL_TESTS = $(shell grep -rlE --include='test_*.py' 'mark\.real|every_kind' tests)
 
 help: ## Show this list.
-	@echo "LiveR: targets (variables: PYTHON, SEEDS, N, PACKAGES, SEED, TRIALS, TRIALS_AT_A_TIME, RUNS, WORKERS, THOROUGH, SINCE, PYTEST_ARGS, BENCH_ARGS, NOTICE_ARGS, STORM_ARGS, GPU_ARGS)"
+	@echo "LiveR: targets (variables: PYTHON, SEEDS, N, PACKAGES, SEED, TRIALS, TRIALS_AT_A_TIME, RUNS, WORKERS, REAL_WORKERS, THOROUGH, SINCE, PYTEST_ARGS, BENCH_ARGS, NOTICE_ARGS, STORM_ARGS, GPU_ARGS)"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/stamp ## Make .venv with everything, under constraints.txt (re-runs only when the pins change).
@@ -98,7 +99,7 @@ test-service: setup ## Run the tests of the service as where torch is not instal
 	PYTHONPATH=tests/without_torch $(BIN)/$(SUITE) service -n $(WORKERS) $(SPREAD) -m "not real" $(TORCH_FREE_TESTS) $(PYTEST_ARGS)
 
 test-real: console-or-say ## Run the tests with real processes: ranks that train, agents, the console in a browser, the whole product.
-	$(BIN)/$(SUITE) real -n $(WORKERS) $(SPREAD) -m real $(REAL_TESTS) $(PYTEST_ARGS)
+	$(BIN)/$(SUITE) real -n $(REAL_WORKERS) $(SPREAD) -m real $(REAL_TESTS) $(PYTEST_ARGS)
 
 test-console: console-or-say ## Run the tests of the web console's parts, and hold its first load to its budget (says so where there is no npm registry).
 	@if [ -d $(WEB)/node_modules ]; then $(with_node) cd $(WEB) && npm test && node scripts/budget.mjs; \

@@ -224,6 +224,7 @@ def test_the_numbers_of_a_job_are_a_table_csv_and_json(fleet: Fleet):
     assert "name.0" in fleet.piped("jobs", "metrics", "gpt-small", "--name", "a b").stderr
 
 
+@pytest.mark.thorough
 def test_a_job_that_fails_ends_its_watch_with_a_status_of_1_on_terminal_and_in_a_pipe(fleet: Fleet):
     lead = fleet.agents["node-b"]
     failed = JobFinished(

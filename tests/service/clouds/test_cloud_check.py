@@ -55,6 +55,7 @@ def test_clouds_that_are_off_are_shown_with_the_line_that_turns_them_on(settings
     assert all("LIVER_SERVICE_" in one.turn_on for one in found)
 
 
+@pytest.mark.thorough
 def test_a_rule_that_keeps_events_for_a_day_is_named_and_one_that_does_not_is_fine(account, settings):
     assert whats(settings, "aws-queue") == [f"maximum event age of rule {account.name}: 86400 s"]
     target = {"Id": "1", "Arn": account.arn_of(account.queue_url), "RetryPolicy": {"MaximumEventAgeInSeconds": 60}}
@@ -80,6 +81,7 @@ def test_what_an_aws_account_lacks_is_named(account, settings, monkeypatch):
     assert what.startswith("credentials: ")
 
 
+@pytest.mark.thorough
 def test_a_project_with_everything_lacks_nothing(google, settings):
     assert whats(settings, "gcp-pubsub") == [] and whats(settings, "gcp-operations") == []
 

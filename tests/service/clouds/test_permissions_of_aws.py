@@ -165,6 +165,7 @@ def stubbed(settings, hooks: list[dict[str, str]], errors: dict[str, str]) -> tu
     return {"sqs": quiet, "ec2": quiet, "autoscaling": groups}, stub
 
 
+@pytest.mark.thorough
 def test_a_group_that_ends_machines_without_waiting_is_advice(guarded, settings):
     launches = {"LifecycleHookName": "start", "LifecycleTransition": "autoscaling:EC2_INSTANCE_LAUNCHING"}
     aws, stub = stubbed(settings, [launches], {})
@@ -173,6 +174,7 @@ def test_a_group_that_ends_machines_without_waiting_is_advice(guarded, settings)
     assert found.weight is Weight.ADVICE and found.what.startswith("hook: group p5 has none for ")
 
 
+@pytest.mark.thorough
 def test_a_hook_that_says_there_is_no_such_action_may_be_told(guarded, settings):
     ends = {"LifecycleHookName": "end", "LifecycleTransition": "autoscaling:EC2_INSTANCE_TERMINATING"}
     codes = {"record_lifecycle_action_heartbeat": "ValidationError", "complete_lifecycle_action": "ValidationError"}

@@ -171,6 +171,7 @@ class Lost(Exception):
     sqlstate = None
 
 
+@pytest.mark.thorough
 def test_two_replicas_read_one_queue_and_each_machine_is_announced_once(on_machines, account, worker, context, clock):
     second = QueueWorker(context)
     second.start()

@@ -166,6 +166,7 @@ def ready(url: str) -> tuple[int, str]:
     return answer.status_code, answer.json().get("detail", "")
 
 
+@pytest.mark.thorough
 def test_a_service_whose_server_died_says_so_in_a_few_lines_and_is_well_again_by_itself(folder):
     with service(folder) as (running, url):
         os.kill(postmaster(folder), signal.SIGKILL)

@@ -160,6 +160,7 @@ def work(fleet: Fleet, settings) -> dict[str, Callable[[], object]]:
     }
 
 
+@pytest.mark.thorough
 def test_pages_of_nodes_read_the_members_of_their_own_nodes_only(fleet: Fleet, work):
     """Jobs that have ended have no members: these are of other jobs that go on."""
     database = fleet.context.database

@@ -64,6 +64,7 @@ def test_orders_carry_a_standing_plan_for_the_loss_of_every_single_node(fleet: F
     assert counts == {2: "TP2xPP1xDP1", 3: "TP1xPP3xDP1", 4: "TP2xPP1xDP2"}
 
 
+@pytest.mark.thorough
 def test_orders_name_free_nodes_as_spares_for_losses_in_a_row_and_these_have_a_part_in_the_job(fleet: Fleet):
     fleet.run()
     fleet.add("e", "f", "g")
@@ -647,6 +648,7 @@ def test_a_job_that_fails_by_its_own_fault_is_failed_and_not_started_again(fleet
     assert fleet.agents["a"].job_order().desired == "stop"
 
 
+@pytest.mark.thorough
 def test_a_job_that_dies_of_the_same_error_after_the_same_step_three_times_is_failed_with_the_cause(fleet: Fleet):
     fleet.run()
     fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(10),)}})

@@ -1,5 +1,7 @@
 """Starts whose nodes are taken, and starts of whose nodes a notice tells, through the reconciler and its database."""
 
+import pytest
+
 from liver_core.handoff import FailedPart, FailureCause, RankStage, Reason
 from liver_core.handoff.generations import next_start
 from service.jobs.tables import JobRow
@@ -47,6 +49,7 @@ def failing(fleet: Fleet, reason: Reason) -> dict[str, dict]:
     return found
 
 
+@pytest.mark.thorough
 def test_a_job_whose_starts_lose_a_node_each_time_goes_on_and_counts_no_failure(fleet: Fleet):
     start(fleet)
     for number, reason in enumerate((MISSES_A_PEER, STORE_LOST, MISSES_A_PEER)):
@@ -86,6 +89,7 @@ def test_a_notice_that_leaves_a_start_too_little_time_replaces_it_at_once(fleet:
     assert fleet.job()["state"] == "running"
 
 
+@pytest.mark.thorough
 def test_a_start_with_time_enough_makes_its_step_and_is_then_handed_over_like_any_other(fleet: Fleet):
     start(fleet)
     notice = fleet.agents["b"].notice(deadline_s=120)

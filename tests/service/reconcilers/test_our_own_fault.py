@@ -84,6 +84,7 @@ def test_an_outage_of_a_moment_again_and_again_does_not_count_either(fleet, data
     fleet.agents["d"] = quiet
 
 
+@pytest.mark.thorough
 def test_a_node_whose_reports_the_service_does_not_take_is_there(fleet, context, monkeypatch):
     fleet.run()
     b = fleet.agents.pop("b")
@@ -178,6 +179,7 @@ def test_both_nodes_of_a_small_job_are_missed_as_soon_as_ever(fleet):
     assert fleet.job()["active_generation"] == next_start(1)
 
 
+@pytest.mark.thorough
 def test_where_another_node_of_the_job_is_heard_many_others_are_lost_as_soon_as_ever(fleet):
     """It says whether their machines answer, and whether its ranks still step."""
     eight(fleet)

@@ -63,6 +63,7 @@ def test_a_node_that_comes_in_time_calls_it_off_and_the_job_is_handed_over(fleet
     assert fleet.job()["active_generation"] == 2
 
 
+@pytest.mark.thorough
 def test_ranks_that_ended_while_the_service_could_not_be_heard_are_found_suspended_and_start_again(fleet: Fleet):
     planned(fleet)
     last = fleet.job()["last_step"]

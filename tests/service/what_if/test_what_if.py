@@ -108,6 +108,7 @@ def test_the_nodes_that_the_service_has_had_are_a_trace_too(client, make_agent, 
     assert found["policies"][0]["curve"][-1]["offered"] == 4
 
 
+@pytest.mark.thorough
 def test_it_is_only_looked_at_so_that_a_viewer_may_ask_and_an_agent_may_not(client, settings, make_agent):
     made = client.post("/api/v1/tokens", json={"role": "viewer", "name": "v"}, headers=bearer(settings, "admin"))
     body = {"job_file": JOB_FILE, "trace": {"text": TRACE}}
