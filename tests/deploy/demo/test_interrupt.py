@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 from tests.agent.waiting import eventually
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.real, pytest.mark.thorough, pytest.mark.timeout(200)]
 
 
 @pytest.fixture

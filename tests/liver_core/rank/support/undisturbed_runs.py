@@ -70,7 +70,8 @@ def _trained(setup: RankSetup, layout: str, last_step: int) -> Chain:
 
 
 def _up_to(chain: Chain, last_step: int) -> Chain:
+    """As if it had ended there. The state after a step is noted in the next step, and after the last one nowhere."""
     traces = {
-        node: {step: said for step, said in trace.items() if step <= last_step} for node, trace in chain.traces.items()
+        node: {step: said for step, said in trace.items() if step < last_step} for node, trace in chain.traces.items()
     }
     return replace(chain, steps=[row for row in chain.steps if row[1] <= last_step], traces=traces)
