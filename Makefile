@@ -109,8 +109,8 @@ test-console: console-or-say ## Run the tests of the web console's parts, and ho
 test-thorough: console-or-say ## Run all that `make test` leaves out, or the parts THOROUGH of it; goes on after a failure (an hour and a half).
 	$(BIN)/python -m tests.thorough $(THOROUGH)
 
-test-touched: console-or-say ## Run those thorough tests that the change since SINCE touches, for 20 minutes at most; says what it left out.
-	$(BIN)/python -m tests.thorough --touched-since $(SINCE) --minutes 20
+test-touched: console-or-say ## Run those thorough tests that the change since SINCE touches, as many as fit into 10 minutes; says what it left out.
+	$(BIN)/python -m tests.thorough --touched-since $(SINCE) --minutes 10
 
 # The same tests as `test-service`, both tiers, in an environment in which torch really is not installed.
 test-torch-free: .venv-service/stamp
