@@ -84,7 +84,7 @@ demo: console-or-say ## Run a real Megatron job through real spot notices; write
 	$(BIN)/liver demo --report $(REPORTS)/demo.json
 
 # The console is built, and Debian's packages are installed, while tests run that need neither.
-test: ## Run what every change must pass, in 15 minutes on two cores; ends with what each suite took.
+test: ## Run what every change must pass (a quarter of an hour on two cores); ends with what each suite took.
 	@began=$$(date +%s); failed=0; \
 	$(MAKE) --no-print-directory setup || exit 1; \
 	$(MAKE) --no-print-directory -k -j2 test-pure packages || failed=1; \
@@ -106,7 +106,7 @@ test-console: console-or-say ## Run the tests of the web console's parts, and ho
 	@if [ -d $(WEB)/node_modules ]; then $(with_node) cd $(WEB) && npm test && node scripts/budget.mjs; \
 	    else echo "SKIPPED: the tests of the web console need an npm registry"; fi
 
-test-thorough: console-or-say ## Run all that `make test` leaves out, or the parts THOROUGH of it; goes on after a failure (an hour and a half).
+test-thorough: console-or-say ## Run all that `make test` leaves out, or the parts THOROUGH of it; goes on after a failure (an hour).
 	$(BIN)/python -m tests.thorough $(THOROUGH)
 
 test-touched: console-or-say ## Run those thorough tests that the change since SINCE touches, as many as fit into 10 minutes; says what it left out.
@@ -120,7 +120,7 @@ test-torch-free: .venv-service/stamp
 
 # What tests need of Debian, where it can be installed; where it cannot, they are skipped and say so.
 packages: console-or-say
-	@$(BIN)/python -m tests.debian 
+	@$(BIN)/python -m tests.debian
 
 durations: ## Write tests/durations.json anew: how long tests take, for clones that have not run them yet.
 	$(BIN)/python -m tests.durations

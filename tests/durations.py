@@ -48,10 +48,6 @@ class Kept(NamedTuple):
     def seconds(self) -> float:
         return median(run.seconds for run in self.runs)
 
-    @property
-    def cpu_s(self) -> float:
-        return median(run.cpu_s for run in self.runs)
-
 
 Record = dict[str, Kept]
 """By node id, without the group that xdist puts behind it."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests import tiers
+from tests.durations import parted
 
 AGAIN_MAX = 6  # Of more failures than these none is run again: they are not the machine's.
 AGAIN_LIMIT_S = 300.0
@@ -50,19 +51,17 @@ def main(arguments: list[str]) -> int:
     print(f"suite {name}: {took.wall_s:.0f} s, {took.cpu_s:.0f} processor seconds", flush=True)
     if code != FAILED or not last_failed.exists():
         return 0 if code == NO_TEST else code
-    failed = sorted(json.loads(last_failed.read_text()))
+    failed = sorted(parted(test)[0] for test in json.loads(last_failed.read_text()))
     if len(failed) > AGAIN_MAX:
         print(f"{len(failed)} tests failed, more than {AGAIN_MAX}: none is run again", flush=True)
         return code
     print(f"\n{len(failed)} failed; each runs again, alone, to tell whether it needs others to fail", flush=True)
     passed_alone = [test for test in failed if not _fails_alone(test)]
     for test in failed:
-        why = tiers.UNSTEADY.get(test.partition("@")[0])
+        why = tiers.UNSTEADY.get(test)
         listed = f"; listed as unsteady: {why}" if why else ""
         print(f"FAILED{', passed alone' if test in passed_alone else ', also alone'}: {test}{listed}", flush=True)
-    return (
-        code if any(test not in passed_alone or test.partition("@")[0] not in tiers.UNSTEADY for test in failed) else 0
-    )
+    return 0 if all(test in passed_alone and test in tiers.UNSTEADY for test in failed) else code
 
 
 def run(command: list[str], limit_s: float | None = None) -> tuple[int, Took]:
@@ -115,7 +114,7 @@ def ended(arguments: list[str]) -> int:
 
 
 def _fails_alone(test: str) -> bool:
-    command = [sys.executable, "-m", "pytest", test.partition("@")[0], "--thorough", "-n", "0"]
+    command = [sys.executable, "-m", "pytest", test, "--thorough", "-n", "0"]
     return run(command, AGAIN_LIMIT_S)[0] != 0
 
 

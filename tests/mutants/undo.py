@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests.durations import parted
 from tests.touched import reached_tests
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +34,10 @@ LIMIT_S = 1_800.0
 NO_TEST = 5  # pytest's exit code where none was chosen.
 STAGES = (0, 2, 3, 4, 99)
 """Test files are run in stages, by how many imports lie between them and what was undone."""
+
+
+class NoProgramError(Exception):
+    """No test could begin: that is no finding of a test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +131,11 @@ def undone(commit: Commit) -> Found:
         for command, chosen in (("make test", "not thorough"), ("make test-thorough", "thorough")):
             for least, most in itertools.pairwise(STAGES):
                 files = sorted(path for path, far in near.items() if least <= far < most)
-                if files and (test := _first_failure(copy, files, chosen)):
+                try:
+                    test = _first_failure(copy, files, chosen)
+                except NoProgramError as error:
+                    return Found(commit, None, f"what is left is no program: {error}")
+                if test:
                     return Found(commit, test, command)
     return Found(commit, None, None)
 
@@ -148,11 +157,13 @@ def _first_failure(copy: Path, files: list[str], marks: str) -> str | None:
             cwd=copy, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
         )  # fmt: skip
         told = [line.split(" - ")[0] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-        found = [line.split(" ", 1)[1].partition("@")[0] for line in told]
+        found = [parted(line.split(" ", 1)[1])[0] for line in told]
         if failed := [test for test in found if "::" in test]:
             return failed[0]
         if not found:
-            return None if done.returncode in (0, NO_TEST) else f"not a program any more:\n{done.stdout[-2_000:]}"
+            if done.returncode not in (0, NO_TEST):
+                raise NoProgramError(done.stdout[-2_000:] + done.stderr[-2_000:])
+            return None
         files = [path for path in files if path not in found]
     return None
 
