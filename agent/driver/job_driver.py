@@ -22,6 +22,7 @@ from agent.driver.node_context import Node
 from agent.driver.notice_response import NoticeResponse
 from agent.driver.participants import JobSlots
 from agent.driver.planning import Pulse, lead_candidates
+from agent.driver.rank_facts import checkpoint_fact, step_row
 from agent.driver.rank_host import STOP_GRACE_S, RankHost
 from agent.driver.spare_store import KEPT_BY, SpareStore
 from agent.journal import JournalError, Table
@@ -40,9 +41,17 @@ from agent.protocol.peer import (
     ReportBody,
     SuspensionBody,
 )
-from agent.protocol.rank import Checkpointed, Finished, Hello, RankEvent, StageReport, StepLease, StepReport
+from agent.protocol.rank import (
+    Checkpointed,
+    CheckpointFailed,
+    Finished,
+    Hello,
+    RankEvent,
+    StageReport,
+    StepLease,
+    StepReport,
+)
 from agent.protocol.sync import (
-    CheckpointFact,
     DesiredState,
     JobFinished,
     JobOrder,
@@ -322,7 +331,7 @@ class JobDriver:
             case StepReport():
                 self._take_step(event)
                 self.lead.mirrors.take_step(event.generation, event.step)
-            case Checkpointed():
+            case Checkpointed() | CheckpointFailed():
                 self._take_checkpoint(slot, event, state)
             case Finished():
                 self._take_finished(slot, event, state)
@@ -363,17 +372,7 @@ class JobDriver:
     # Facts.
 
     def _take_step(self, event: StepReport) -> None:
-        row = StepRow(
-            job_id=self.job_id,
-            generation=event.generation,
-            step=event.step,
-            seconds=event.seconds,
-            finished_utc=utc(self._node.now()),
-            loss=event.loss,
-            consumed_samples=event.consumed_samples,
-            sample_digest=event.sample_digest,
-            tokens=event.tokens,
-        )
+        row = step_row(self.job_id, event, at=utc(self._node.now()))
         last = self._last_row
         if last is not None and (last.generation, last.step) == (row.generation, row.step):
             known = {name: value for name, value in row if value is not None and getattr(last, name) is None}
@@ -383,20 +382,12 @@ class JobDriver:
         self._last_row = row
         self._node.outbox.put_step(row)
 
-    def _take_checkpoint(self, slot: int, event: Checkpointed, state: RankState | None) -> None:
-        self._saved = event.step, event.seconds
-        self._node.outbox.put_checkpoint(
-            CheckpointFact(
-                job_id=self.job_id,
-                generation=event.generation or self.slots.world_of(slot, state),
-                step=event.step,
-                path=event.path,
-                finished_utc=utc(event.finished_utc or self._node.now()),
-                size_bytes=event.size_bytes,
-                seconds=event.seconds,
-                asked=event.asked,
-            )
-        )
+    def _take_checkpoint(self, slot: int, event: Checkpointed | CheckpointFailed, state: RankState | None) -> None:
+        if isinstance(event, Checkpointed):
+            self._saved = event.step, event.seconds
+        world = event.generation or self.slots.world_of(slot, state)
+        fact = checkpoint_fact(self.job_id, event, generation=world, now=self._node.now())
+        self._node.outbox.put_checkpoint(fact)
         self._node.sync_soon()
 
     def _take_finished(self, slot: int, event: Finished, state: RankState | None) -> None:

@@ -172,6 +172,18 @@ class Checkpointed(Message):
     finished_utc: Amount | None = Field(default=None, description="By the agent's clock, in seconds since 1970.")
 
 
+class CheckpointFailed(Message):
+    """A checkpoint was not written, and training goes on without it. Said by the same ranks."""
+
+    type: Literal["checkpoint_failed"] = "checkpoint_failed"
+    path: FilePath
+    step: Step
+    reason: Text
+    asked: Count = Field(default=0, description="Number of the request that it answers, 0 without one.")
+    generation: Generation
+    failed_utc: Amount = Field(description="By the agent's clock, in seconds since 1970.")
+
+
 class Finished(Message):
     """The stop condition is met, or the job cannot go on by its own fault, and a restart would not help."""
 
@@ -192,9 +204,10 @@ RankCommand = Annotated[
     Field(discriminator="type"),
 ]
 RankEvent = Annotated[
-    Hello | StageReport | StepReport | Checkpointed | Finished | Failed | MetricsReport, Field(discriminator="type")
+    Hello | StageReport | StepReport | Checkpointed | CheckpointFailed | Finished | Failed | MetricsReport,
+    Field(discriminator="type"),
 ]
-FACTS = (Checkpointed, Finished, Failed)
+FACTS = (Checkpointed, CheckpointFailed, Finished, Failed)
 """What stays true once it was said, and must reach the service whichever agent hears it."""
 _COMMANDS: TypeAdapter[RankCommand] = TypeAdapter(RankCommand)
 _EVENTS: TypeAdapter[RankEvent] = TypeAdapter(RankEvent)

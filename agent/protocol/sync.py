@@ -241,7 +241,7 @@ class LogChunk(Message):
 
 
 class CheckpointFact(Message):
-    """One checkpoint that is complete on disk."""
+    """One checkpoint that is complete on disk, or that failed."""
 
     job_id: JobId
     generation: Generation
@@ -251,6 +251,7 @@ class CheckpointFact(Message):
     size_bytes: Count | None = None
     seconds: Seconds | None = None
     asked: Count = Field(default=0, description="Number of the request that it answers, 0 without one.")
+    failed: Text = Field(default="", description="Why it was not written; empty where it is complete.")
 
 
 class StoreHosted(Message):

@@ -28,6 +28,7 @@ from agent.supervisor.process import own_identity
 from agent.worker.control import ControlSocket, log
 from liver_core.handoff.messages import Decision, FailureCause, Order, RankStage, Reason
 from liver_core.layout import Member
+from liver_core.layout.limits import fitting
 from liver_core.rank.after_step import CheckpointPlan, Ending
 from liver_core.rank.droppable_step import DropRule
 from liver_core.rank.loop import RankLoop
@@ -322,8 +323,10 @@ class Worker:
         said = rank.Checkpointed(path=path, step=step, seconds=seconds, size_bytes=size, asked=asked, **when)
         self.control.say(said)
 
-    def checkpoint_failed(self, path: str, text: str) -> None:
+    def checkpoint_failed(self, path: str, step: int, text: str, asked: int) -> None:
         log(f"checkpoint {path} failed: {text}")
+        when = {"generation": self.generation, "failed_utc": utc_now()}
+        self.control.say(rank.CheckpointFailed(path=path, step=step, reason=fitting(text), asked=asked, **when))
 
     def _decision(self, request: Order) -> Decision:
         """What the decision record of this handoff said, UNDECIDED until this rank has read it."""

@@ -19,13 +19,13 @@ from liver_core.handoff.messages import Reason
 from liver_core.handoff.ready_tag import Agreement, BoundaryPhase
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.boundary_requests import BoundaryRequests
-from liver_core.rank.checkpoint_writer import CheckpointWriter
+from liver_core.rank.checkpoint_writer import LAST_CHECKPOINT_S, CheckpointWriter
 from liver_core.rank.metrics.step_metrics import StepMeasures, StepMetrics
-from liver_core.rank.step_boundary import first_rank
 from liver_core.state.checkpoint_files import STEP
 from liver_core.state.megatron_arguments import megatron_arguments
 from liver_core.state.small_state import TrainingProgress, collect
 from liver_core.training.job import TrainingJob
+from liver_core.worlds.common_work import first_rank
 from liver_core.worlds.megatron import random_state, restore_random_state
 
 
@@ -51,11 +51,13 @@ class Ended(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """Write `path/step-N` every `every_steps` steps, when the work ends, and on request. Keep the newest `keep`."""
+    """Write `path/step-N` every `every_steps` steps, when the work ends, and on request. Keep the newest `keep`. One
+    that is due while another is being written waits for `waits_s`, then training goes on and it comes late."""
 
     path: str
     every_steps: int
     keep: int
+    waits_s: float = 1.0
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint follows this step."""
@@ -100,6 +102,8 @@ class AfterStep:
         self._last_step = last_step
         self._validate_every = validate_every
         self._waiting: HandedOver | None = None
+        self._late_in = 0
+        """The generation in which a checkpoint was due while one was being written, 0 without one."""
 
     def do(
         self, active: ActiveWorld, progress: TrainingProgress, measured: StepMeasures, agreement: Agreement | None
@@ -108,11 +112,26 @@ class AfterStep:
         phase = None if agreement is None else agreement.phase
         self._run_hooks(active, progress.step, measured)
         ended = self._ended(progress.step, phase)
-        asked = self._requests.take_checkpoint() if phase is BoundaryPhase.CHECKPOINT else 0
-        if self._rule is not None and (asked or ended is not None or self._rule.is_due(progress.step)):
-            self._write(active, self._small(active, progress), asked=asked)
+        asked = phase is BoundaryPhase.CHECKPOINT
+        if self._is_wanted(active, progress.step, asked or ended is not None) and self._may_write(active, ended):
+            number = self._requests.take_checkpoint() if asked else 0
+            self._write(active, self._small(active, progress), asked=number)
         if ended is not None:
             raise ended
+
+    def _is_wanted(self, active: ActiveWorld, step: int, is_asked: bool) -> bool:
+        is_late = self._late_in == active.world.generation
+        return self._rule is not None and (is_asked or is_late or self._rule.is_due(step))
+
+    def _may_write(self, active: ActiveWorld, ended: Ended | None) -> bool:
+        """Whether no rank is still writing a checkpoint. One that is due all the same is written as soon as none is;
+        one that was asked for is asked for again at the next boundary. A collective."""
+        assert self._rule is not None
+        is_late = self._late_in == active.world.generation
+        waits_s = LAST_CHECKPOINT_S if ended is not None else 0.0 if is_late else self._rule.waits_s
+        is_free = self._writer.is_free(active.world, waits_s)
+        self._late_in = 0 if is_free else active.world.generation
+        return is_free
 
     def _ended(self, step: int, phase: BoundaryPhase | None) -> Ended | None:
         if self.is_last(step):
@@ -138,7 +157,7 @@ class AfterStep:
         if waiting is None:
             return
         self._run_hooks(active, waiting.step, waiting.measured)
-        if waiting.small is not None:
+        if waiting.small is not None and self._may_write(active, self._ended(waiting.step, None)):
             self._write(active, waiting.small)
 
     def _run_hooks(self, active: ActiveWorld, step: int, measured: StepMeasures) -> None:

@@ -62,8 +62,6 @@ from liver_core.worlds.peer_deaths import PeerDeath, PeerDeaths
 if TYPE_CHECKING:
     from liver_core.rank.metrics.event_files import EventFiles
 
-LAST_CHECKPOINT_S = 600.0
-"""How long a rank that ends waits for its last checkpoint to be written."""
 _log = logging.getLogger(__name__)
 
 
@@ -177,7 +175,7 @@ class RankLoop:
             while True:
                 self._step()
         except Ended as ended:
-            self.checkpoints.close(LAST_CHECKPOINT_S)
+            self.checkpoints.close()
             return ended
         except RuntimeError as error:  # Of torch, if a peer is gone or late. This world cannot do another step.
             _log.exception("the rank of %s cannot continue: error in phase %s", self.member, self._phase)

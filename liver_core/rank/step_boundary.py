@@ -110,14 +110,6 @@ def start_total(result: StepResult, digest_part: int, group: dist.ProcessGroup, 
     return Totalling(torch.tensor([*known, *parts], dtype=torch.float64), group)
 
 
-def first_rank(is_here: bool, group: dist.ProcessGroup) -> int | None:
-    """The lowest rank of the world on which `is_here` is true, or None. A collective of the world."""
-    ranks = dist.get_world_size(group)
-    lowest = torch.tensor([dist.get_rank(group) if is_here else ranks], dtype=torch.int64)
-    dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=group)
-    return int(lowest.item()) if lowest.item() < ranks else None
-
-
 def meet(group: dist.ProcessGroup) -> None:
     """Return once every rank of the group has come here. Raises RuntimeError if one is gone."""
     dist.all_reduce(torch.zeros(1, device="cpu"), group=group)

@@ -11,28 +11,36 @@ import json
 import os
 import queue
 import shutil
+import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing import serialization
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace, dict_list_map_outplace
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.common import TorchCommonSaveStrategy
 from torch.distributed.checkpoint.api import CheckpointException
 
 from liver_core.state.checkpoint_files import (
+    FILES_FILE,
     NEEDED_FILES,
     SMALL_STATE_FILE,
     STEP,
     LeaseStanding,
+    digested,
     is_replaced_by,
     starts_in,
+    sync_to_disk,
+    verify,
 )
 from liver_core.state.live_state import LiveState
 from liver_core.state.megatron_checkpoint import ANY_LAYOUT, CheckpointError, read_megatron_checkpoint
@@ -45,6 +53,7 @@ from liver_core.state.megatron_optimizer import (
 )
 from liver_core.state.optimizer_step import gather_weights
 from liver_core.training.job import TrainingJob, TrainState
+from liver_core.worlds.common_work import CannotDo, NotDone, do_together, leave
 from liver_core.worlds.groups import default_group
 from liver_core.worlds.megatron import MegatronWorld
 
@@ -82,6 +91,39 @@ def _write_in_this_thread(transforms: Any, *rest: Any) -> None:
 
 _Writer = filesystem_async.FileSystemWriterAsync
 _Writer.write_preloaded_data_multiproc = staticmethod(_write_in_this_thread)  # type: ignore[method-assign]
+
+_kept = threading.local()
+
+
+@contextmanager
+def _keeping_failures() -> Iterator[list[Exception]]:
+    """Within this block, in this thread: what Megatron has one rank do alone fails without an error. The errors."""
+    before, _kept.errors = getattr(_kept, "errors", None), []
+    try:
+        yield _kept.errors
+    finally:
+        _kept.errors = before
+
+
+def _of_one_rank(work: Callable[..., Any]) -> Callable[..., Any]:
+    """Work of files that Megatron has rank 0 do while the others wait for it in a collective, for ever if it raises."""
+
+    @wraps(work)
+    def kept(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return work(*args, **kwargs)
+        except Exception as error:
+            if getattr(_kept, "errors", None) is None:
+                raise
+            _kept.errors.append(error)
+            return None
+
+    return kept
+
+
+TorchCommonSaveStrategy.save_common = _of_one_rank(TorchCommonSaveStrategy.save_common)  # type: ignore[method-assign]
+_Writer.finish = _of_one_rank(_Writer.finish)  # type: ignore[method-assign]
+serialization.save_config = _of_one_rank(serialization.save_config)
 
 
 def _metadata(world: MegatronWorld) -> dict[str, Any]:
@@ -151,26 +193,76 @@ def write(
     the same step or start from it. Nor is it published once a newer start of the job has announced itself there.
 
     Safe in a background thread: `group` is this thread's default group during the call. Raises CheckpointError on all
-    ranks, and publishes nothing, if a value on any of them is not finite, if all of them are to end and hold no lease,
-    if they get none for LEASE_WAIT_S, or if there is a newer start.
+    ranks, and publishes nothing, if a value on any of them is not finite, if any of them cannot write or read again
+    what it wrote, if all of them are to end and hold no lease, if they get none for LEASE_WAIT_S, or if there is a
+    newer start. Any other error is of this rank alone: then it leaves `group`, so that none waits for it.
     """
     target, partial = Path(path), Path(f"{path}{PARTIAL}{generation}")
     # Megatron's own queue spawns a manager process per rank, which imports everything again: 6 s and 236 MB.
     filesystem_async._results_queue = queue.Queue()  # type: ignore[assignment]
-    _check_finite(sharded, path, group)
-    with default_group(group):
-        if group.rank() == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-        dist.barrier(group=group)
-        dist_checkpointing.save(sharded, str(partial))
-        _await_lease(path, group, standing)
-        _check_newest(path, group, job_id, generation)
-        if group.rank() == 0:
-            (partial / SMALL_STATE_FILE).write_text(json.dumps(small))
-            shutil.rmtree(target, ignore_errors=True)
-            os.replace(partial, target)
-        dist.barrier(group=group)
+    rank = group.rank()
+    try:
+        with default_group(group):
+            do_together(lambda: _check_finite(sharded), group)
+            do_together(lambda: _make_empty(partial) if rank == 0 else None, group)
+            do_together(lambda: _check_writable(partial, rank), group)
+            do_together(lambda: _save(sharded, partial), group, errors=CannotDo)
+            files = do_together(lambda: digested(partial, rank), group)
+            do_together(lambda: verify(partial, files), group)
+            found: list[Any] = [None] * group.size()
+            dist.all_gather_object(found, files, group=group)
+            _await_lease(path, group, standing)
+            _check_newest(path, group, job_id, generation)
+            every = {name: entry for each in found for name, entry in each.items()}
+            do_together(lambda: _publish(partial, target, small, every) if rank == 0 else None, group)
+        return
+    except NotDone as error:
+        failed: BaseException = CheckpointError(f"checkpoint {path}: not written, {error}")
+    except CheckpointError as error:
+        failed = error
+    except BaseException as error:
+        leave(group)
+        failed = error
+    if rank == 0:
+        # A disk that is full has room again.
+        shutil.rmtree(partial, ignore_errors=True)
+    raise failed
+
+
+def _make_empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def _check_writable(folder: Path, rank: int) -> None:
+    """Torch would make the folder where it is missing: on a node that does not share it, for this rank alone."""
+    mine = folder / f".rank-{rank}"
+    mine.touch()
+    mine.unlink()
+
+
+def _save(sharded: dict[str, Any], partial: Path) -> None:
+    """A collective. Raises CannotDo on all ranks, the text on the first, if torch could not write on one of
+    them, and on the first where it could not write what is written once."""
+    with _keeping_failures() as failures:
+        try:
+            dist_checkpointing.save(sharded, str(partial))
+        except CheckpointException as error:
+            if not failures:
+                raise CannotDo(error_text(error), names_ranks=True) from error
+    if failures:
+        raise CannotDo(error_text(failures[0])) from failures[0]
+
+
+def _publish(partial: Path, target: Path, small: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+    (partial / SMALL_STATE_FILE).write_text(json.dumps(small))
+    listed = {**files, **digested(partial, 0, only=(SMALL_STATE_FILE,))}
+    (partial / FILES_FILE).write_text(json.dumps(listed))
+    sync_to_disk(partial / FILES_FILE)
+    sync_to_disk(partial)
+    shutil.rmtree(target, ignore_errors=True)
+    os.replace(partial, target)
+    sync_to_disk(target.parent)
 
 
 def _await_lease(path: str, group: dist.ProcessGroup, standing: Callable[[], LeaseStanding]) -> None:
@@ -200,21 +292,13 @@ def _check_newest(path: str, group: dist.ProcessGroup, job_id: str, generation: 
         raise CheckpointError(f"checkpoint {path}: not published, a newer start of the job writes there")
 
 
-def _check_finite(sharded: dict[str, Any], path: str, group: dist.ProcessGroup) -> None:
-    """A collective of `group`: the ranks write together or not at all."""
-    found: list[str] = []
-
+def _check_finite(sharded: dict[str, Any]) -> None:
     def look(value: Any) -> None:
         tensor = value.data if isinstance(value, ShardedTensor | ShardedTensorFactory) else value
         if torch.is_tensor(tensor) and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            found.append(getattr(value, "key", "a value"))
+            raise CannotDo(f"{getattr(value, 'key', 'a value')} is not finite")
 
     dict_list_map_outplace(look, sharded)
-    lowest = torch.tensor([group.rank() if found else group.size()], dtype=torch.int64)
-    dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=group)
-    if lowest.item() < group.size():
-        what = found[0] if found else "a value"
-        raise CheckpointError(f"checkpoint {path}: not written, {what} is not finite (first on rank {lowest.item()})")
 
 
 def read_small_state(path: str) -> dict[str, Any]:

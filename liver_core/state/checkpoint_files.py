@@ -1,6 +1,9 @@
 """What a checkpoint's files are called, for those that write, load and export them. Without torch and Megatron."""
 
-from collections.abc import Iterable
+import hashlib
+import os
+import re
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +18,9 @@ MEGATRON_FILES = (COMPLETE_FILE, TENSORS_FILE, COMMON_FILE)
 SMALL_STATE_FILE = "liver_small_state.json"
 NEEDED_FILES = (COMPLETE_FILE, SMALL_STATE_FILE)
 """A checkpoint of ours is complete where it has both."""
+FILES_FILE = "liver_files.json"
+"""Size in bytes and SHA-256 of each other file of a checkpoint of ours, by name."""
+_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
 ARGUMENTS = "megatron_arguments"
 """Their name among what is not cut into shards."""
 
@@ -31,6 +37,10 @@ STEP = "step-"
 """Begins the name of a checkpoint's folder; the number of its step follows."""
 STARTED = ".started-"
 """Begins the name of a file beside the checkpoints of a job, which says that a world of this generation was started."""
+
+
+class FilesDiffer(Exception):
+    """A file does not hold what was written; the text names it."""
 
 
 class NewerStart(Exception):
@@ -79,3 +89,40 @@ def whole_or_later(path: str, job_id: str) -> str:
 def is_complete(folder: Path) -> bool:
     """Whether it holds a complete checkpoint of ours."""
     return all((folder / name).is_file() for name in NEEDED_FILES)
+
+
+def digested(folder: Path, rank: int, *, only: Container[str] | None = None) -> dict[str, tuple[int, str]]:
+    """Name, size in bytes and SHA-256 of the files in `folder` that this rank wrote, and rank 0 also of those that
+    belong to none; or of those named `only`. All of them are on disk then. Raises OSError."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        of_rank = _OF_RANK.fullmatch(path.name)
+        if path.name in only if only is not None else rank == (int(of_rank[1]) if of_rank else 0):
+            sync_to_disk(path)
+            found[path.name] = _digest(path)
+    return found
+
+
+def verify(folder: Path, files: Mapping[str, tuple[int, str]]) -> None:
+    """Read these files again, from the disk where the system lets go of its copy in memory. Raises OSError, and
+    FilesDiffer where one is not what it was."""
+    for name, wanted in files.items():
+        with open(folder / name, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if (found := _digest(folder / name)) != wanted:
+            raise FilesDiffer(f"{name}: {wanted[0]} bytes were written, {found[0]} are read again, or others")
+
+
+def sync_to_disk(path: Path) -> None:
+    """Return once this file or folder is on disk as it is now. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _digest(path: Path) -> tuple[int, str]:
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return file.tell(), digest

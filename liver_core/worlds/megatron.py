@@ -7,10 +7,12 @@ One of the few places that import Megatron-Core (see tests/test_tidy.py). It use
 from __future__ import annotations
 
 import gc
+import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import megatron.core
@@ -24,6 +26,7 @@ from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attri
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker, model_parallel_cuda_manual_seed
 
 from liver_core.layout import Coordinates, ParallelLayout, Roster
+from liver_core.worlds.common_work import first_rank
 from liver_core.worlds.group_plan import DeviceBackend, backend_for, plan_groups
 from liver_core.worlds.groups import (
     BringUpFailed,
@@ -37,6 +40,8 @@ from liver_core.worlds.groups import (
     make_groups,
 )
 from liver_core.worlds.nccl_groups import NcclGroups, TrainsOn, own_place
+
+_log = logging.getLogger(__name__)
 
 # parallel_state global -> field of ProcessGroupCollection. Megatron 0.16 still reads a few of these globals although it
 # gets a collection: vocab-parallel cross entropy reads the tensor-parallel group. `activate` alone sets them.
@@ -54,6 +59,7 @@ _GLOBAL_GROUPS = {
     "_EMBEDDING_GROUP": "embd",
     "_POSITION_EMBEDDING_GROUP": "pos_embd",
 }
+RENEWS_WITHIN_S = 10.0
 SWITCH_INTERVAL_S = 0.0005
 """Longest time that a thread keeps the interpreter from another one that waits for it. Torch gives the interpreter up
 in each operation of a step. Beside a thread that builds the next world, which is Python mostly, each operation would
@@ -65,7 +71,8 @@ class MegatronWorld:
     """The groups of one generation as this rank sees them.
 
     `everyone`, `background` and `voting` span the world. The main thread uses `everyone`, background work (checkpoints)
-    uses `background`, so their collectives never mix. The cutover into this world uses `voting`: a collective that
+    uses `background`, so their collectives never mix; `another` makes one more group like it, by its name, on all ranks
+    at once. The cutover into this world uses `voting`: a collective that
     times out closes its connections, and the world may begin all the same. `collection` is Megatron's. `nccl`: the
     communicators of these groups, where each rank has a GPU of its own.
     """
@@ -79,6 +86,8 @@ class MegatronWorld:
     collection: ProcessGroupCollection
     groups: tuple[dist.ProcessGroup, ...]
     nccl: NcclGroups | None = None
+    another: Callable[[str], dist.ProcessGroup] | None = None
+    renewals: int = 0
     retired: bool = field(default=False)
 
     @property
@@ -148,15 +157,41 @@ def bring_up(
         **{name: made.get(ranks) if ranks else None for name, ranks in memberships.items()}
     )
     more: list[dist.ProcessGroup] = []
+
+    def another(use: str, **other: float) -> dist.ProcessGroup:
+        return make_group(store, plan.world, rank, name=f"{name}/{use}", **{**limits, **other})
+
     try:
         for use in ("background", "voting"):
-            more.append(make_group(store, plan.world, rank, name=f"{name}/{use}", **limits))
+            more.append(another(use))
     except BaseException:
         destroy_groups((*made.values(), *more))
         raise
     background, voting = more
     groups = (*made.values(), *more)
-    return MegatronWorld(roster, rank, store, made[plan.world], background, voting, collection, groups, nccl)
+    again = partial(another, timeout_s=RENEWS_WITHIN_S)
+    return MegatronWorld(roster, rank, store, made[plan.world], background, voting, collection, groups, nccl, again)
+
+
+def renew_background(world: MegatronWorld) -> bool:
+    """Make another `background` group for a world whose ranks can use the one they have no more. Returns whether it is
+    there: on all ranks, or on none. A collective of the world. Training waits for it, for RENEWS_WITHIN_S at most."""
+    world.renewals += 1
+    made, failed = None, ""
+    try:
+        assert world.another is not None
+        made = world.another(f"background-{world.renewals}")
+    except BringUpFailed as error:
+        failed = str(error)
+    if first_rank(bool(failed), world.everyone) is not None:
+        _log.warning("there is no group to write checkpoints in: %s", failed or "another rank could not join one")
+        destroy_groups([made] if made is not None else [])
+        return False
+    assert made is not None
+    destroy_groups([world.background])
+    world.groups = (*(group for group in world.groups if group is not world.background), made)
+    world.background = made
+    return True
 
 
 def _gpus_of_all(store: dist.Store, name: str, rank: int, size: int, gpu: str) -> list[str]:

@@ -115,7 +115,7 @@ def list_all(
             str(len(job["nodes"])),
             f"{job['last_step']}/{job['stop_steps']}",
             since(job["created_at"]),
-            job["reason"],
+            job["warning"] or job["reason"],
         )
         for job in jobs
     ]
@@ -136,6 +136,7 @@ def show(
         (
             ("job", job["job_id"]),
             ("state", f"{job['state']}: {job['reason']}"),
+            ("warning", job["warning"]),
             ("suspended", deadline(job["suspends_at"]) if job["suspends_at"] else ""),
             ("layout", f"{job['layout'] or '-'} on {', '.join(job['nodes']) or 'no nodes'}"),
             ("step", f"{job['last_step']} of {job['stop_steps']}, {job['lost_steps']} lost"),
@@ -193,7 +194,12 @@ def checkpoint(
         if time.monotonic() >= ends_at:
             fail(f"no checkpoint within {wait_s:.0f} s; liver jobs logs {job['job_id']} says why if writing failed")
         time.sleep(CHECKPOINT_LOOK_S)
-    newest = max(job["checkpoints"], key=lambda item: item["step"])
+    newest = max(job["checkpoints"], key=lambda item: item["step"], default=None)
+    failed = next(iter(client.get(f"{path}/incidents?limit=1")), None)
+    if failed is not None and failed["kind"] == "checkpoint" and failed["over_at"] is None:
+        fail(f"the checkpoint of step {failed['step']} failed: {failed['reason']}")
+    if newest is None:
+        fail(f"job {job['job_id']} has no checkpoint; liver jobs logs {job['job_id']} says why if writing failed")
     if as_json:
         print_json(newest)
     else:

@@ -24,6 +24,7 @@ from service.incidents.rules import (
     IncidentOutcome,
     outcome,
 )
+from service.incidents.tables import JobIncidentRow
 from service.jobs.tables import ENDED, JobRow
 from service.leases.tables import LeaseRow
 from service.ledger.queries import by_generation
@@ -185,6 +186,12 @@ def incidents_of(
 ) -> list[Incident]:
     """What followed from each of these notices."""
     return _with_costs(session, _judge(session, occurrences, now=now))
+
+
+def list_job_incidents(session: Session, pages: Pages, job_id: str) -> Sequence[JobIncidentRow]:
+    """Of one job, newest first."""
+    statement = select(JobIncidentRow).where(JobIncidentRow.job_id == job_id)
+    return pages.newest(session, statement, JobIncidentRow.incident_id)
 
 
 def _with_costs(session: Session, judged: Sequence[Judged]) -> list[Incident]:

@@ -20,6 +20,7 @@ from service.edge.rows import answer_with
 from service.edge.tags import PreconditionOf, version_of
 from service.handoffs.queries import list_handoffs, open_handoff
 from service.handoffs.schemas import HandoffOut
+from service.incidents.queries import list_job_incidents
 from service.jobs import queries
 from service.jobs.changes import JobChange, change_job, check_change
 from service.jobs.deletion import parts_of_deletion
@@ -29,6 +30,7 @@ from service.jobs.schemas import (
     CheckpointOut,
     GenerationOut,
     JobEvent,
+    JobIncidentOut,
     JobOut,
     JobPace,
     JobSummary,
@@ -207,6 +209,17 @@ def checkpoints(session: SessionOf, job_id: JobId, pages: PagesOf) -> list[Check
     """Those that are complete, the highest step first."""
     _job(session, job_id)
     return [CheckpointOut.of(row) for row in queries.list_checkpoints(session, pages, job_id)]
+
+
+@router.get(
+    "/{job_id}/incidents",
+    operation_id="list_job_incidents",
+    summary="Incidents without a notice, newest first",
+)
+def job_incidents(session: SessionOf, job_id: JobId, pages: PagesOf) -> list[JobIncidentOut]:
+    """Losses, hangs and checkpoints that failed."""
+    _job(session, job_id)
+    return [JobIncidentOut.of(row) for row in list_job_incidents(session, pages, job_id)]
 
 
 @router.get("/{job_id}/steps", operation_id="list_steps", summary="Steps of a job", response_model=list[StepOut])

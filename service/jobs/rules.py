@@ -218,7 +218,7 @@ def _restart(view: JobView, limits: JobLimits, loss: str, *, failed_start: bool)
         return Action(Do.NOTHING, text, look_again_s=0.5)
     checkpoint = view.checkpoint
     source = f"checkpoint of step {checkpoint.step}" if checkpoint else "its beginning (there is no checkpoint)"
-    lost = _lost_steps(view)
+    lost = lost_steps(view)
     waits = f"; ranks wait {wait.steps_after_s:.0f} s, since {OLDER_MAY_STEP}" if wait.steps_after_s else ""
     return Action(
         Do.START,
@@ -394,7 +394,7 @@ def _start_if_possible(view: JobView, limits: JobLimits) -> Action:
     if view.suspended_because and (early := _too_early(view, limits, _why_suspended(view))):
         return early
     # A job that has run before continues from its checkpoint; without one it starts over.
-    lost = _lost_steps(view)
+    lost = lost_steps(view)
     source = f"from checkpoint of step {view.checkpoint.step}" if view.checkpoint else "from its beginning"
     source = f"{source}, {lost} steps lost; " if view.checkpoint or lost else ""
     return Action(
@@ -421,7 +421,8 @@ def _settle(state: JobState, reason: str, *, look_again_s: float | None = None) 
     return Action(Do.SETTLE, reason, state=state, look_again_s=look_again_s)
 
 
-def _lost_steps(view: JobView) -> int:
+def lost_steps(view: JobView) -> int:
+    """Steps of the present world that no checkpoint holds."""
     return max(0, view.last_step - (view.checkpoint.step if view.checkpoint else 0))
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent.protocol.jobfile import JobFile
+from service.incidents.tables import IncidentKind, JobIncidentRow
 from service.jobs.causes import FirstCause
 from service.jobs.tables import CheckpointRow, GenerationRow, JobRow, JobState, JobStepRow, RankLogRow, SourceKind
 
@@ -55,6 +56,7 @@ class JobSummary(BaseModel):
     name: str
     state: JobState
     reason: str = Field(description="Why the job is in this state, or what it waits for.")
+    warning: str = Field(default="", description="What goes wrong although the job goes on; empty where nothing does.")
     paused: bool = Field(default=False, description="Somebody asked that it stands until it is resumed.")
     suspends_at: datetime | None = Field(
         description="When its ranks end, with a checkpoint: nodes will go, and nothing fits what stays. "
@@ -78,6 +80,7 @@ class JobSummary(BaseModel):
             name=row.name,
             state=JobState(row.state),
             reason=row.reason,
+            warning=row.warning,
             paused=bool(row.paused_because),
             suspends_at=row.suspends_at,
             active_generation=row.active_generation,
@@ -124,6 +127,29 @@ class CheckpointOut(BaseModel):
 
     @classmethod
     def of(cls, row: CheckpointRow) -> "CheckpointOut":
+        """From its row."""
+        return cls.model_validate(row, from_attributes=True)
+
+
+class JobIncidentOut(BaseModel):
+    """What went wrong with a job although nobody had announced it. While it is open, `times` counts how often, and what
+    is said is of the last time."""
+
+    incident_id: int
+    kind: IncidentKind
+    reason: str
+    began_at: datetime
+    last_at: datetime
+    over_at: datetime | None = Field(description="Null: it still goes wrong.")
+    times: int
+    lost_steps: int
+    generation: int | None
+    step: int | None = Field(description="After which it happened, or of the checkpoint.")
+    node_id: str | None
+    rank: int | None
+
+    @classmethod
+    def of(cls, row: JobIncidentRow) -> "JobIncidentOut":
         """From its row."""
         return cls.model_validate(row, from_attributes=True)
 

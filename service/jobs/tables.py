@@ -75,6 +75,7 @@ class JobRow(Claimed, Base):
     peer_key_at: Mapped[datetime]
     state: Mapped[str] = mapped_column(index=True)
     reason: Mapped[str] = mapped_column(default="")
+    warning: Mapped[str] = mapped_column(default="")
     stop_requested_at: Mapped[datetime | None] = mapped_column(default=None)
     active_generation: Mapped[int | None] = mapped_column(default=None)
     next_generation: Mapped[int] = mapped_column(default=1)

@@ -39,6 +39,7 @@ class OutlookOut(BaseModel):
     level: Mood = Field(description="good, busy (it moves by itself), waiting (for nodes or somebody), bad, ended.")
     now: str
     next: str
+    warning: str = Field(description="What goes wrong although the job goes on; empty where nothing does.")
     since: datetime = Field(description="Since when it has been in this state.")
     deadline_at: datetime | None = Field(description="When the first of its nodes goes.")
     last_step: int
@@ -130,6 +131,7 @@ def show(context: ContextOf, session: SessionOf, job_id: JobId) -> OutlookOut:
         level=found.said.level,
         now=found.said.now,
         next=found.said.next,
+        warning=row.warning,
         since=row.state_changed_at,
         deadline_at=found.deadline_at,
         last_step=row.last_step,

@@ -18,12 +18,15 @@ from service.decisions.operations import record
 from service.decisions.rules import considered, decided
 from service.handoffs.operations import drop_handoff, propose_handoff
 from service.handoffs.queries import open_handoff
+from service.incidents.operations import record as record_incident
+from service.incidents.operations import settle
+from service.incidents.tables import IncidentKind
 from service.jobs.membership import refresh_members
 from service.jobs.operations import close_generation, new_birth, set_state, start_generation, touch
 from service.jobs.queries import Situation, situation
-from service.jobs.rules import next_action
+from service.jobs.rules import lost_steps, next_action
 from service.jobs.tables import ENDED, JobMemberRow, JobRow, JobState, MemberRole, SourceKind
-from service.jobs.view import Action, Do, JobLimits
+from service.jobs.view import Action, Do, JobLimits, JobView
 from service.planner.choices import Candidates
 from service.planner.losses import layouts_by_count, spares, standing_plans
 from service.reconcilers.calm_jobs import LOOK_AT_CALM_S, CalmJobs, LongLooks, look_again_in_s, time_changes_nothing
@@ -137,9 +140,21 @@ def _handle(context: Context, claim: Claim) -> None:
             _store_plans(session, row, plans, now=now)
         record(session, row, decided(facts, action), now=now)
         _store_wants(session, facts, action, now=now)
+        _note_loss(session, row, facts.view, action, now=now)
         apply_action(session, row, action, plan_digest=facts.inputs.digest(), now=now)
         is_calm = row.state == JobState.RUNNING and time_changes_nothing(facts, action)
     _CALM.note(row, is_calm=is_calm)
+
+
+def _note_loss(session: Session, job: JobRow, view: JobView, action: Action, *, now: datetime) -> None:
+    """A world that ends although nobody announced it is an incident. What was announced is one already."""
+    cause = action.cause
+    if action.do is Do.NOTHING or cause is None or cause.node in {item.node_id for item in view.leaving}:
+        return
+    told = {"at": now, "reason": action.reason, "generation": job.active_generation, "step": view.last_step}
+    where = {"node_id": cause.node, "rank": cause.rank}
+    record_incident(session, job, IncidentKind.LOSS, lost_steps=lost_steps(view), **told, **where)
+    settle(session, job, IncidentKind.LOSS, at=now)
 
 
 def _store_wants(session: Session, facts: Situation, action: Action, *, now: datetime) -> None:

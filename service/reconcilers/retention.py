@@ -107,6 +107,7 @@ _OLD_NOTICES = text(
          WHERE notices.recorded_at < :before AND leases.ended_at < :before ORDER BY notices.recorded_at LIMIT :batch)
     """
 )
+_OLD_INCIDENTS = _oldest("job_incidents", "incident_id", "began_at", only="over_at IS NOT NULL")
 _OLD_HEARINGS = _oldest("notice_hearings", "hearing_id", "heard_at")
 # What became of an attempt that changed nothing is of no use later.
 _OLD_HANDOFFS = text(
@@ -203,6 +204,7 @@ TASKS = (
     Task("old audit rows", _age(_OLD_AUDIT, "audit_kept_days")),
     Task("old decisions", _age(_OLD_DECISIONS, "decisions_kept_days")),
     Task("old notices", _age(_OLD_NOTICES, "notices_kept_days")),
+    Task("old incidents without a notice", _age(_OLD_INCIDENTS, "notices_kept_days")),
     Task("old hearings of notices", _age(_OLD_HEARINGS, "hearings_kept_days")),
     Task("old attempts of handoffs", _age(_OLD_HANDOFFS, "handoffs_kept_days")),
     Task("old requests for machines", _age(_OLD_REQUESTS, "requests_kept_days")),

@@ -11,6 +11,8 @@ from sqlalchemy.orm import Session
 from agent.protocol.sync import CheckpointFact, JobFinished, LogChunk, MetricsRow, StepRow
 from liver_core.handoff import RankStage
 from service.handoffs.operations import drop_proposals
+from service.incidents.operations import record, settle
+from service.incidents.tables import IncidentKind
 from service.jobs.causes import FailedPart, FirstCause
 from service.jobs.operations import burn, close_generation, set_state
 from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobRow, JobState, SourceKind
@@ -180,6 +182,13 @@ def _count_lost(intake: Intake, job: JobRow, *, generation: int, step: int) -> N
 def _store_checkpoints(intake: Intake, checkpoints: Sequence[CheckpointFact]) -> None:
     for fact in checkpoints:
         job = intake.jobs[fact.job_id]
+        if fact.asked > job.checkpoints_answered:
+            job.checkpoints_answered = fact.asked
+            intake.restated.add(job.job_id)
+        if fact.failed:
+            _note_failed_checkpoint(intake.session, job, fact)
+            continue
+        settle(intake.session, job, IncidentKind.CHECKPOINT, at=fact.finished_utc)
         values = {
             "job_id": fact.job_id,
             "path": fact.path,
@@ -199,11 +208,16 @@ def _store_checkpoints(intake: Intake, checkpoints: Sequence[CheckpointFact]) ->
                 where=CheckpointRow.finished_at < fact.finished_utc,
             )
         )
-        if fact.asked > job.checkpoints_answered:
-            job.checkpoints_answered = fact.asked
-            intake.restated.add(job.job_id)
         keep = int((job.spec.get("checkpoint") or {}).get("keep", 2))
         _forget_old_checkpoints(intake.session, fact.job_id, keep=max(keep, 1))
+
+
+def _note_failed_checkpoint(session: Session, job: JobRow, fact: CheckpointFact) -> None:
+    """It changes nothing of those that are complete, whatever has become of this one since then."""
+    newer = select(CheckpointRow).where(CheckpointRow.job_id == job.job_id, CheckpointRow.generation == fact.generation)
+    if session.scalars(newer.where(CheckpointRow.step >= fact.step).limit(1)).first() is None:
+        told = {"at": fact.finished_utc, "reason": fact.failed, "generation": fact.generation, "step": fact.step}
+        record(session, job, IncidentKind.CHECKPOINT, **told)
 
 
 def _forget_old_checkpoints(session: Session, job_id: str, *, keep: int) -> None:

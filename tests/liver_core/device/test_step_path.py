@@ -40,6 +40,8 @@ READS = {"item", "cpu", "tolist", "numpy"}
 FACTORIES = {"tensor", "zeros", "ones", "full", "empty", "arange", "randn", "rand", "eye", "linspace"}
 
 MEANT = {
+    "rank/checkpoint_writer.py is_free tensor": "flags, compared over gloo where a checkpoint is due",
+    "rank/checkpoint_writer.py is_free tolist": "flags, compared over gloo where a checkpoint is due",
     "rank/cutover/cutover_run.py _barrier item": "a vote over gloo, in host memory",
     "rank/cutover/cutover_run.py _barrier tensor": "a vote over gloo, in host memory",
     "rank/cutover/cutover_run.py _counted zeros": "sums of a certificate, compared over gloo",
@@ -51,8 +53,6 @@ MEANT = {
     "rank/cutover/vote.py differing tolist": "sums of a certificate, in host memory",
     "rank/step_boundary.py agree tensor": "the agreement of a boundary goes over gloo",
     "rank/step_boundary.py agree tolist": "the agreement of a boundary goes over gloo",
-    "rank/step_boundary.py first_rank tensor": "only where a job ends with a loss that is not finite",
-    "rank/step_boundary.py first_rank item": "only where a job ends with a loss that is not finite",
     "rank/step_boundary.py start_total tensor": "the totals of a step go over gloo",
     "rank/step_boundary.py wait tolist": "the totals of a step go over gloo",
     "state/host_memory.py wait_in_host_memory empty": "host memory is what is asked for",

@@ -95,3 +95,33 @@ def test_a_job_may_begin_from_a_checkpoint_of_another_one_and_later_uses_its_own
     fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(510),)}})
     fleet.crash(ProcessEnd(7, exit_code=1, reported="ValueError: no item 7"), step=530)
     assert fleet.job()["generations"][-1]["checkpoint_step"] == 510
+
+
+def test_checkpoints_that_fail_are_told_until_one_is_written(fleet: Fleet):
+    fleet.run()
+    path = f"/api/v1/jobs/{fleet.job_id}"
+    fleet.client.post(f"{path}/checkpoint")
+    fleet.round()
+    full = {"failed": "rank 0: No space left on device"}
+    first, second = (fleet.checkpoint(step).model_copy(update=full) for step in (20, 30))
+    for node, fact in (("a", first), ("b", first), ("a", second)):
+        fleet.round(parts={node: {"checkpoints": (fact,)}})
+    fleet.round(parts={"b": {"checkpoints": (second.model_copy(update={"asked": 1}),)}})
+    job = fleet.job()
+    said = "2 checkpoints in a row failed, the last at step 30: rank 0: No space left on device"
+    assert (job["warning"], job["checkpoints"], job["checkpoint_asked"]) == (said, [], False)
+    assert [row["warning"] for row in fleet.client.get("/api/v1/jobs").json()] == [said]
+    fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(40),)}})
+    fleet.round(parts={"b": {"checkpoints": (second,)}})  # A node that was cut off tells it late.
+    assert fleet.job()["warning"] == ""
+    (kept,) = fleet.client.get(f"{path}/incidents").json()
+    assert (kept["kind"], kept["times"], kept["step"]) == ("checkpoint", 2, 30) and kept["over_at"] is not None
+
+
+def test_a_loss_that_nobody_announced_is_kept_as_an_incident(fleet: Fleet):
+    fleet.run()
+    fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(10),)}})
+    fleet.crash(ProcessEnd(7, exit_code=1, reported="ValueError: no item 7"), step=16)
+    (kept,) = fleet.client.get(f"/api/v1/jobs/{fleet.job_id}/incidents").json()
+    assert (kept["kind"], kept["generation"], kept["lost_steps"]) == ("loss", 1, 6)
+    assert "ValueError: no item 7" in kept["reason"] and kept["node_id"] in fleet.agents

@@ -39,8 +39,8 @@ export function Jobs() {
           onChoose={value => void go({ search: old => ({ ...old, failed: value === 'failed' || undefined, state: value === 'alive' ? 'alive' : undefined }), replace: true })} />
       </>}
       csv={{
-        columns: ['job_id', 'name', 'state', 'layout', 'nodes', 'step', 'of', 'goodput', 'dollars', 'interruptions_dollars', 'saved_dollars', 'lost_steps', 'reason'],
-        row: row => [row.job_id, row.name, row.state, row.layout, row.nodes.length, row.last_step, row.stop_steps, cost(row)?.goodput, cost(row)?.dollars, cost(row)?.interruptions_dollars, cost(row)?.saved_dollars, row.lost_steps, row.reason],
+        columns: ['job_id', 'name', 'state', 'layout', 'nodes', 'step', 'of', 'goodput', 'dollars', 'interruptions_dollars', 'saved_dollars', 'lost_steps', 'reason', 'warning'],
+        row: row => [row.job_id, row.name, row.state, row.layout, row.nodes.length, row.last_step, row.stop_steps, cost(row)?.goodput, cost(row)?.dollars, cost(row)?.interruptions_dollars, cost(row)?.saved_dollars, row.lost_steps, row.reason, row.warning],
       }}
       columns={[
         { name: 'Job', isLead: true, cell: row => <><Link to="/jobs/$jobId" params={{ jobId: row.job_id }}>{row.job_id}</Link>{row.name !== row.job_id && <div className="quiet small">{row.name}</div>}</> },
@@ -53,7 +53,7 @@ export function Jobs() {
         { name: 'Interruptions cost', isNumber: true, cell: row => dollars(cost(row)?.interruptions_dollars) },
         { name: 'Saved by spot', isNumber: true, cell: row => <Saved of={cost(row)?.saved_dollars} /> },
         { name: 'Steps lost', isNumber: true, cell: row => count(row.lost_steps) },
-        { name: 'Why', isWide: true, cell: row => <span className="soft">{prose(row.reason) || none}</span> },
+        { name: 'Why', isWide: true, cell: row => <>{row.warning && <div className="notice-box warn">{prose(row.warning)}</div>}<span className="soft">{prose(row.reason) || none}</span></> },
       ]}
     />
   )

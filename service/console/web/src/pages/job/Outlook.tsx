@@ -17,6 +17,7 @@ export function Outlook({ jobId }: { jobId: string }) {
       {() => (
         <div className="stack">
           <Sentence of={outlook.data!} />
+          {outlook.data!.warning && <div className="notice-box warn">{prose(outlook.data!.warning)}</div>}
           <HowFar of={outlook.data!} />
           <FirstError of={error.data} jobId={jobId} />
         </div>

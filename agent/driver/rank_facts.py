@@ -1,0 +1,34 @@
+"""What ranks say once, as the facts that the service gets. Pure."""
+
+from datetime import datetime
+
+from agent.protocol.rank import Checkpointed, CheckpointFailed, StepReport
+from agent.protocol.sync import CheckpointFact, StepRow
+from agent.protocol.values import utc
+
+
+def step_row(job_id: str, event: StepReport, *, at: datetime) -> StepRow:
+    """A step that ended at `at`."""
+    return StepRow(
+        job_id=job_id,
+        generation=event.generation,
+        step=event.step,
+        seconds=event.seconds,
+        finished_utc=at,
+        loss=event.loss,
+        consumed_samples=event.consumed_samples,
+        sample_digest=event.sample_digest,
+        tokens=event.tokens,
+    )
+
+
+def checkpoint_fact(
+    job_id: str, event: Checkpointed | CheckpointFailed, *, generation: int, now: float
+) -> CheckpointFact:
+    """A checkpoint that is complete, or that failed, in the world of `generation`. `now`: seconds since 1970, where the
+    rank did not say when."""
+    told = {"job_id": job_id, "generation": generation, "step": event.step, "path": event.path, "asked": event.asked}
+    if isinstance(event, CheckpointFailed):
+        return CheckpointFact(**told, finished_utc=utc(event.failed_utc), failed=event.reason)
+    at = utc(event.finished_utc or now)
+    return CheckpointFact(**told, finished_utc=at, size_bytes=event.size_bytes, seconds=event.seconds)

@@ -1,0 +1,81 @@
+"""Keeps incidents without a notice, and what a job says of those that are open."""
+
+from datetime import datetime
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from liver_core.layout.limits import fitting
+from service.incidents.tables import IncidentKind, JobIncidentRow
+from service.jobs.tables import JobRow
+
+
+def record(
+    session: Session,
+    job: JobRow,
+    kind: IncidentKind,
+    *,
+    at: datetime,
+    reason: str,
+    generation: int | None = None,
+    step: int | None = None,
+    node_id: str | None = None,
+    rank: int | None = None,
+    lost_steps: int = 0,
+) -> bool:
+    """What went wrong at `at`, as part of the open incident of this kind if there is one. `step`: after which, or of
+    the checkpoint. Several nodes tell of one failure: what is known of this generation and step changes nothing.
+    Returns whether it was news. The caller holds the job's row."""
+    row = _open(session, job.job_id, kind)
+    told = {
+        "reason": fitting(reason),
+        "last_at": at,
+        "generation": generation,
+        "step": step,
+        "node_id": node_id,
+        "rank": rank,
+    }
+    if row is None:
+        session.add(JobIncidentRow(job_id=job.job_id, kind=kind, began_at=at, lost_steps=lost_steps, **told))
+    elif (row.generation, row.step) == (generation, step) or at < row.last_at:
+        return False
+    else:
+        row.times += 1
+        row.lost_steps += lost_steps
+        for name, value in told.items():
+            setattr(row, name, value)
+    session.flush()
+    _warn(session, job)
+    return True
+
+
+def settle(session: Session, job: JobRow, kind: IncidentKind, *, at: datetime) -> None:
+    """What went wrong in this way until `at` is over. The caller holds the job's row."""
+    row = _open(session, job.job_id, kind)
+    if row is not None and row.last_at <= at:
+        row.over_at = at
+        session.flush()
+        _warn(session, job)
+
+
+def _open(session: Session, job_id: str, kind: IncidentKind) -> JobIncidentRow | None:
+    statement = select(JobIncidentRow).where(JobIncidentRow.job_id == job_id, JobIncidentRow.over_at.is_(None))
+    return session.scalars(statement.where(JobIncidentRow.kind == kind)).first()
+
+
+def _warn(session: Session, job: JobRow) -> None:
+    """Say in the job's row what is open."""
+    statement = select(JobIncidentRow).where(JobIncidentRow.job_id == job.job_id, JobIncidentRow.over_at.is_(None))
+    job.warning = "; ".join(in_words(row) for row in session.scalars(statement.order_by(JobIncidentRow.incident_id)))
+
+
+def in_words(row: JobIncidentRow) -> str:
+    """One clause for people."""
+    match IncidentKind(row.kind):
+        case IncidentKind.CHECKPOINT:
+            many = "a checkpoint" if row.times == 1 else f"{row.times} checkpoints in a row"
+            return f"{many} failed, the last at step {row.step}: {row.reason}"
+        case IncidentKind.HANG:
+            return f"no step since step {row.step}: {row.reason}"
+        case IncidentKind.LOSS:
+            return row.reason
