@@ -3,7 +3,7 @@
 The timing follows AWS's own handler: token for 3600 s, renewed below 15 s, dropped on 401, 2 s timeout. But it polls
 every second, not every two: what is heard late is lost to a short notice.
 A 404 means no notice; a 5xx, a refused token, a timeout or unreadable JSON is `Unknown` with its reason, never "no
-notice".
+notice". What can be read counts all the same.
 """
 
 from collections.abc import Callable
@@ -64,8 +64,8 @@ class AwsImdsSource:
         self._observes_until = 0.0
 
     async def observe(self) -> Observation:
-        """Read all keys once, the most urgent first. What one of them announces is returned also where another cannot
-        be read."""
+        """Read all keys once, the most urgent first. What is announced is returned also where another key, or another
+        event of the same key, cannot be read."""
         self._observes_until = self._monotonic() + OBSERVATION_TIMEOUTS * self._timeout_s
         announcements: list[Announcement] = []
         problems: list[str] = []
@@ -73,6 +73,7 @@ class AwsImdsSource:
             try:
                 announcements += await read_key()
             except Unreadable as error:
+                announcements += error.found
                 problems.append(str(error))
         found = merged(announcements)
         if problems:
@@ -95,7 +96,8 @@ class AwsImdsSource:
         await self._client.aclose()
 
     async def _read_interruption(self) -> tuple[Announcement, ...]:
-        """Read the action key; if it is absent or unreadable, the older termination key."""
+        """Read the action key; if it is absent or unreadable, the older termination key. Where nothing is planned that
+        one is absent, or holds what is no time (EC2 User Guide)."""
         unreadable: Unreadable | None = None
         try:
             body = await self._get(ACTION_PATH)
@@ -110,8 +112,6 @@ class AwsImdsSource:
             return (Announcement(NoticeKind.INTERRUPTION, moment, raw_of(TERMINATION_PATH, body or "")),)
         if unreadable is not None:
             raise unreadable
-        if body is not None:
-            raise Unreadable(f"{TERMINATION_PATH} is not an RFC 3339 time: {body[:80]!r}")
         return ()
 
     async def _read_group(self) -> tuple[Announcement, ...]:
@@ -121,7 +121,11 @@ class AwsImdsSource:
 
     async def _read_events(self) -> tuple[Announcement, ...]:
         body = await self._get(EVENTS_PATH)
-        return () if body is None else aws_events(EVENTS_PATH, body, self._now(), self._ahead)
+        problems: list[str] = []
+        found = () if body is None else aws_events(EVENTS_PATH, body, self._now(), self._ahead, problems.append)
+        if problems:
+            raise Unreadable("; ".join(dict.fromkeys(problems)), found)
+        return found
 
     async def _read_rebalance(self) -> tuple[Announcement, ...]:
         body = await self._get(REBALANCE_PATH)

@@ -6,12 +6,18 @@ from dataclasses import dataclass
 
 import httpx
 
+from agent.notices.source import Announcement
+
 BODY_BYTES_MAX = 64 * 1024
 """Far above what any of the keys holds."""
 
 
 class Unreadable(Exception):
-    """The text says what could not be read, and why."""
+    """The text says what could not be read, and why. `found`: what the same answer announces where it can be read."""
+
+    def __init__(self, reason: str, found: tuple[Announcement, ...] = ()) -> None:
+        super().__init__(reason)
+        self.found = found
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ it is maintenance, which takes the node.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
@@ -44,25 +44,40 @@ def raw_of(path: str, body: str) -> str:
     return _cut(f"{path}: {body}")
 
 
-def aws_events(path: str, body: str, now: datetime, ahead: timedelta) -> tuple[Announcement, ...]:
-    """The scheduled events of an EC2 instance that are not over. `ahead`: of this node's clock. Raises Unreadable."""
+def aws_events(
+    path: str,
+    body: str,
+    now: datetime,
+    ahead: timedelta,
+    unread: Callable[[str], object] = lambda reason: None,
+) -> tuple[Announcement, ...]:
+    """The scheduled events of an EC2 instance that are not over. `ahead`: of this node's clock. `unread` is told why an
+    event cannot be read; it hides no other one. Raises Unreadable where the body is no list of events."""
     events = parse_json(path, body)
     if not isinstance(events, list) or len(events) > EVENTS_MAX:
         raise Unreadable(f"{path} is not a JSON list of at most {EVENTS_MAX}: {body[:80]!r}")
     found = []
     for event in events:
-        if not isinstance(event, dict):
-            raise Unreadable(f"{path}: an event is not a JSON object: {event!r:.80}")
-        if str(event.get("State")).lower() in AWS_OVER:
-            continue
-        if event.get("Code") not in AWS_CODES:
-            raise Unreadable(f"{path}: Code must be one of {', '.join(AWS_CODES)}, is {event.get('Code')!r:.80}")
-        starts = _http_date(event.get("NotBefore"))
-        if starts is None:
-            raise Unreadable(f"{path}: NotBefore must be a date such as 21 Jan 2019 09:00:43 GMT, is "
-                             f"{event.get('NotBefore')!r:.80}")  # fmt: skip
-        found.append(_planned(shifted(starts, ahead) or starts, now, raw_of(path, json.dumps(event))))
-    return tuple(found)
+        try:
+            found.append(_aws_event(path, event, now, ahead))
+        except Unreadable as error:
+            unread(str(error))
+    return tuple(item for item in found if item is not None)
+
+
+def _aws_event(path: str, event: object, now: datetime, ahead: timedelta) -> Announcement | None:
+    """None for one that is over."""
+    if not isinstance(event, dict):
+        raise Unreadable(f"{path}: an event is not a JSON object: {event!r:.80}")
+    if str(event.get("State")).lower() in AWS_OVER:
+        return None
+    if event.get("Code") not in AWS_CODES:
+        raise Unreadable(f"{path}: Code must be one of {', '.join(AWS_CODES)}, is {event.get('Code')!r:.80}")
+    starts = _http_date(event.get("NotBefore"))
+    if starts is None:
+        raise Unreadable(f"{path}: NotBefore must be a date such as 21 Jan 2019 09:00:43 GMT, is "
+                         f"{event.get('NotBefore')!r:.80}")  # fmt: skip
+    return _planned(shifted(starts, ahead) or starts, now, raw_of(path, json.dumps(event)))
 
 
 def aws_group_state(path: str, body: str) -> Announcement | None:

@@ -159,14 +159,15 @@ def test_without_a_token_no_key_is_asked_for(refusal: Reply) -> None:
     assert {asked.split()[0] for asked in server.asked} == {"PUT"}
 
 
-def test_a_termination_time_that_is_no_time_is_unknown_and_never_no_notice() -> None:
+@pytest.mark.parametrize("body", ["none", "", "no time"])
+def test_a_termination_time_that_is_no_time_announces_nothing(body: str) -> None:
     def answer(asked: str) -> Reply:
         if "PUT" in asked:
             return Reply(body="t")
-        return Reply(body="soon") if TERMINATION_PATH in asked else Reply(404)
+        return Reply(body=body) if TERMINATION_PATH in asked else Reply(404)
 
     seen, _ = answered(answer)
-    assert seen == Unknown(f"{TERMINATION_PATH} is not an RFC 3339 time: 'soon'")
+    assert seen == Nothing()
 
 
 @pytest.mark.parametrize("token", ["to\nken", "tok\u00e9n"])
@@ -204,7 +205,7 @@ def test_an_action_that_is_no_object_is_unknown() -> None:
     assert keys(action=Reply(body="[1]")) == Unknown(f"{ACTION_PATH} is not a JSON object: '[1]'")
 
 
-def test_the_reason_of_an_unreadable_action_is_kept_where_the_termination_time_is_unreadable_too() -> None:
+def test_the_reason_of_an_unreadable_action_is_kept_where_the_termination_time_is_no_time() -> None:
     assert keys(action=Reply(body="[1]"), termination=Reply(body="soon")) == Unknown(
         f"{ACTION_PATH} is not a JSON object: '[1]'"
     )

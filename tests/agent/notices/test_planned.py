@@ -72,15 +72,30 @@ def test_the_time_of_an_event_is_by_the_clock_of_the_node() -> None:
     assert heard.deadline_utc == NOON + timedelta(minutes=6)
 
 
-@pytest.mark.parametrize(
-    "body",
-    ["{}", "[1]", "no json", "[" * 50_000, json.dumps([{**AWS_EVENT, "Code": "party"}]),
-     json.dumps([{**AWS_EVENT, "NotBefore": "soon"}]), json.dumps([{**AWS_EVENT, "NotBefore": 7}]),
-     json.dumps([AWS_EVENT] * 101)],
-)  # fmt: skip
-def test_events_that_cannot_be_read_are_never_no_events(body: str) -> None:
+@pytest.mark.parametrize("body", ["{}", "no json", "[" * 50_000, json.dumps([AWS_EVENT] * 101)])
+def test_what_is_no_list_of_events_is_never_no_events(body: str) -> None:
     with pytest.raises(Unreadable, match=EVENTS_PATH):
         aws_events(EVENTS_PATH, body, NOON, NO_SHIFT)
+
+
+@pytest.mark.parametrize("other", [1, {"Code": "party"}, {"NotBefore": "soon"}, {"NotBefore": ""}, {"NotBefore": 7}])
+def test_an_event_that_cannot_be_read_hides_no_other_one_and_is_named(other: object) -> None:
+    bad = {**AWS_EVENT, **other} if isinstance(other, dict) else other
+    body, (good,) = json.dumps([bad, AWS_EVENT]), events({})
+
+    async def run() -> Observation:
+        def answer(asked: str) -> Reply:
+            return Reply(body="t") if "PUT" in asked else Reply(body=body) if EVENTS_PATH in asked else Reply(404)
+
+        async with scripted(answer) as server:
+            source = AwsImdsSource(server.url, monotonic=lambda: 0.0, now=lambda: NOON)
+            seen = await source.observe()
+            await source.close()
+            return seen
+
+    seen = asyncio.run(run())
+    assert isinstance(seen, Unknown) and seen.reason.startswith(EVENTS_PATH)
+    assert seen.announcements == (good,)
 
 
 @pytest.mark.parametrize("state", ["Terminated", "Warmed:Terminated", "Warmed:Stopped", "Warmed:Hibernated"])
