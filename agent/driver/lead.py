@@ -136,8 +136,8 @@ class Lead:
             self._proposer = self._new_proposer(from_json(ProposerRecord, record))
         if (proposal := self._proposer.record.proposal) is not None:
             self._proposer.handle(started_again(self._node.node_id), self._node.now())
-        ended = self._proposer.record.ended
-        self.mirrors.restore(self._job_id, proposal.handoff_id if proposal is not None else None, ended)
+        open_id = proposal.handoff_id if proposal is not None else None
+        self.mirrors.restore(self._job_id, open_id, self._proposer.record.ended)
 
     @property
     def is_idle(self) -> bool:
@@ -164,8 +164,7 @@ class Lead:
 
     def knows(self, handoff_id: str) -> bool:
         """Whether this handoff was led here."""
-        ended = {ended.handoff_id for ended in self._proposer.record.ended}
-        return handoff_id == self.open_id or handoff_id in ended
+        return handoff_id == self.open_id or handoff_id in {ended.handoff_id for ended in self._proposer.record.ended}
 
     async def answer_loss(
         self, order: JobOrder, active: Roster, leaving: Leaving, *, barred: Collection[str] = (), turn: Turn = FIRST
@@ -192,10 +191,14 @@ class Lead:
         intent = intent_of(order, wanted, active, now=self._node.now(), budget=self._node.budget)
         refusal = self._open(order, intent, turn)
         if refusal:
+            self.decline(wanted, refusal)
+
+    def decline(self, wanted: HandoffOrder, refusal: str) -> None:
+        """Tell the service once why its proposal is not opened."""
+        if wanted.handoff_id != self._declined:
             self._declined = wanted.handoff_id
-            self._node.outbox.put_declined(
-                HandoffDeclined(handoff_id=wanted.handoff_id, job_id=self._job_id, reason=fitting(refusal))
-            )
+            fact = HandoffDeclined(handoff_id=wanted.handoff_id, job_id=self._job_id, reason=fitting(refusal))
+            self._node.outbox.put_declined(fact)
             self._node.sync_soon()
 
     def wait(self, reason: str) -> None:
@@ -241,8 +244,7 @@ class Lead:
         if self._proposer.state is ProposerState.IDLE:
             return
         now = self._node.now()
-        proposal = self._proposer.record.proposal
-        if proposal is not None:
+        if (proposal := self._proposer.record.proposal) is not None:
             source = proposal.source.members if proposal.source is not None else ()
             members, own = (*source, *proposal.members), self._node.node_id
             if (trouble := cut_off(own, members, unreachable, now=now)) is not None:
@@ -443,10 +445,7 @@ class Lead:
 
     def _new_proposer(self, record: ProposerRecord) -> Proposer:
         return Proposer(
-            job_id=self._job_id,
-            proposer_id=self._node.node_id,
-            agent_incarnation=self._node.incarnation,
-            record=record,
+            job_id=self._job_id, proposer_id=self._node.node_id, agent_incarnation=self._node.incarnation, record=record
         )
 
     async def _feed(self, event: ProposerEvent) -> bool:

@@ -15,7 +15,7 @@ from agent.driver.participants import JobSlots
 from agent.driver.planning import Intent, NoPlan, Pulse, Turn, lead_candidates
 from agent.link.lone_suspension import LoneSuspension
 from agent.peer.peer_client import PeerUnreachable
-from agent.protocol.notice_life import TAKES_THE_NODE, Notices, moves_jobs
+from agent.protocol.notice_life import TAKES_THE_NODE, Notices, heard_until, moves_jobs
 from agent.protocol.peer import NoticeBody
 from agent.protocol.sync import HandoffOrder, JobOrder, NoticeFact
 from agent.protocol.values import HandoffCause, utc
@@ -204,14 +204,14 @@ class NoticeResponse:
     async def _answer_proposal(
         self, order: JobOrder, wanted: HandoffOrder, active: Roster, candidates: tuple[str, ...]
     ) -> None:
-        """The first agent of the order that is up opens it; the others wait their turn. A proposal that the notices
-        have overtaken is left alone: the service drops it."""
+        """The first agent of the order that is up opens it, or says why it does not; the others wait their turn."""
         own = self._node.node_id
         if own not in candidates or self._slots.is_bound() or self._slots.is_starting() or not self._lead.is_idle:
             return
-        stays = wanted.cause is HandoffCause.NOTICE and not set(wanted.leaving) & self._leaving(active).keys()
-        if stays or set(wanted.target.node_ids()) & self._barred(active):
-            return
+        going = self._leaving(active).keys()
+        is_answered = wanted.cause is HandoffCause.NOTICE and not going & set(wanted.leaving)
+        if is_answered and not {fact.node_id for fact in self._notices.all()} & set(wanted.leaving):
+            return  # Its notices have not come yet.
         key = str(wanted.handoff_id)
         if self._slots.has_ended(key):
             return  # Another agent has tried; the service will hear of it, and propose again if it still wants that.
@@ -219,7 +219,13 @@ class NoticeResponse:
         while len(self._proposed_at) > 64:
             del self._proposed_at[next(iter(self._proposed_at))]
         turn = candidates.index(own)
-        if self._node.now() - since >= turn * LEAD_TURN_S:
+        if self._node.now() - since < turn * LEAD_TURN_S:
+            return
+        if is_answered:
+            self._lead.decline(wanted, f"no notice moves the job away from {listed(sorted(wanted.leaving))} any more")
+        elif barred := self._barred(active) & set(wanted.target.node_ids()):
+            self._lead.decline(wanted, f"{listed(sorted(barred))} will go")
+        else:
             await self._lead.answer_proposal(order, active, wanted, Turn(turn))
 
     def _leaving(self, active: Roster) -> dict[str, list[NoticeFact]]:
@@ -238,16 +244,19 @@ class NoticeResponse:
     def _moments(self, leaving: dict[str, list[NoticeFact]]) -> Leaving:
         """When each was heard first, and by when the node's state must be elsewhere. A node whose time has run out is
         left behind too, but does not take their time from the others. Where all have only what is reserved for delays,
-        that is used: a loss is certain without it."""
+        that is used, and then the time for which a machine may go late: a loss is certain without it."""
         now, budget = self._node.now(), self._node.budget
         found: Leaving = {}
         ends: list[float] = []
+        latest: list[float] = []
         for name, facts in leaving.items():
             heard_at = min(fact.first_seen_utc for fact in facts)
             safe_by = min(budget.safe_by_utc(fact.first_seen_utc, fact.deadline_utc) for fact in facts)
             found[name] = (heard_at.timestamp(), safe_by.timestamp())
             ends.append(min(budget.node_gone_utc(fact.first_seen_utc, fact.deadline_utc) for fact in facts).timestamp())
-        in_time = _next_of((safe_by for _, safe_by in found.values()), now) or _next_of(ends, now)
+            latest.append(min(map(heard_until, facts)).timestamp())
+        safe = (safe_by for _, safe_by in found.values())
+        in_time = _next_of(safe, now) or _next_of(ends, now) or _next_of(latest, now)
         if in_time is None:
             return found
         return {name: (heard, safe_by if safe_by > now else in_time) for name, (heard, safe_by) in found.items()}

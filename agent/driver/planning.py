@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from agent.notices.warning_budget import WarningBudget
 from agent.protocol.jobfile import ModelShape
-from agent.protocol.notice_life import is_open
+from agent.protocol.notice_life import heard_until, is_open
 from agent.protocol.sync import HandoffOrder, JobOrder
 from agent.protocol.values import HandoffCause, utc
 from liver_core.handoff import CutoverDeadlines, LadderInputs, Proposal, Rung, RungChoice, RungCost
@@ -199,15 +199,17 @@ def _layer_parameters(model: ModelShape) -> int:
 
 def intent_of(order: JobOrder, wanted: HandoffOrder, active: Roster, *, now: float, budget: WarningBudget) -> Intent:
     """What the service proposes: until the deadline of its notices where there are any, counted from when the first of
-    them was heard. What is reserved of that for delays is used where nothing else is left."""
+    them was heard. What is reserved of that for delays, and then what a machine may go late, is used where nothing else
+    is left."""
     plan = Plan(wanted.target.layout, wanted.target.members, wanted.plan_digest, wanted.reason)
     deadline, notice_at = now + HANDOFF_DEADLINE_S, None
     if wanted.leaving or wanted.deadline_utc is not None:
         heard = [fact for fact in order.notices if fact.node_id in wanted.leaving and is_open(fact, utc(now))]
         notice_at = min((fact.first_seen_utc for fact in heard), default=wanted.proposed_utc).timestamp()
         if wanted.deadline_utc is not None:
-            deadline = budget.safe_by_utc(utc(notice_at), wanted.deadline_utc).timestamp()
-            deadline = deadline if deadline > now else wanted.deadline_utc.timestamp()
+            safe_by = budget.safe_by_utc(utc(notice_at), wanted.deadline_utc)
+            ends = (safe_by, wanted.deadline_utc, *sorted(map(heard_until, heard)))
+            deadline = next((at for at in ends if at > utc(now)), wanted.deadline_utc).timestamp()
     leaving = frozenset(wanted.leaving)
     return Intent(str(wanted.handoff_id), wanted.cause, plan, active, leaving, deadline, notice_at)
 

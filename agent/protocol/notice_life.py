@@ -92,9 +92,14 @@ def phase(notice: NoticeFact, now: datetime) -> NoticePhase:
         return NoticePhase.WITHDRAWN
     if now >= ends_utc(notice):
         return NoticePhase.OVER
-    if notice.deadline_utc is None or now < max(notice.deadline_utc, notice.first_seen_utc) + GOES_LATE:
-        return NoticePhase.HEARD
-    return NoticePhase.DUE
+    return NoticePhase.HEARD if now < heard_until(notice) else NoticePhase.DUE
+
+
+def heard_until(notice: NoticeFact) -> datetime:
+    """Until when it moves jobs, unless it is withdrawn: what answers it has so long at most."""
+    if notice.deadline_utc is None:
+        return ends_utc(notice)
+    return max(notice.deadline_utc, notice.first_seen_utc) + GOES_LATE
 
 
 def ends_utc(notice: NoticeFact) -> datetime:

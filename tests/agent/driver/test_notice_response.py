@@ -50,6 +50,7 @@ class LeadRecord:
         self.asked: list[tuple[float, Leaving, frozenset[str]]] = []
         self.turns: list[Turn] = []
         self.opened: list[UUID] = []
+        self.declined: list[tuple[UUID, str]] = []
         self.waits: list[str] = []
         self.finds: Any = None
         self._clock = clock
@@ -63,6 +64,9 @@ class LeadRecord:
 
     async def answer_proposal(self, order: JobOrder, active: Roster, wanted: HandoffOrder, turn: Turn) -> None:
         self.opened.append(wanted.handoff_id)
+
+    def decline(self, wanted: HandoffOrder, refusal: str) -> None:
+        self.declined.append((wanted.handoff_id, refusal))
 
     def wait(self, reason: str) -> None:
         self.waits.append(reason)
@@ -433,15 +437,31 @@ def test_whoever_was_told_of_a_notice_is_told_that_it_is_withdrawn(order: JobOrd
     asyncio.run(run())
 
 
-def test_a_proposal_for_a_notice_that_is_withdrawn_is_not_opened(order: JobOrder) -> None:
+def test_a_proposal_for_a_notice_that_is_withdrawn_is_not_opened_and_declined(order: JobOrder) -> None:
     async def run() -> None:
         scene = Scene(order)
         wanted = proposal(HandoffCause.NOTICE, "a", "b", "c", leaving=("d",))
         scene.order = order.model_copy(update={"handoff": wanted})
+        await scene.response.consider(scene.order)
+        assert scene.lead.opened == scene.lead.declined == [], "its notice has not come yet"
         await scene.hear(withdrawn(notice("d")))
         assert scene.lead.opened == []
+        assert scene.lead.declined == [(wanted.handoff_id, "no notice moves the job away from d any more")]
         await scene.hear(notice("d", seen_s=20))
         assert scene.lead.opened == [wanted.handoff_id]
+
+    asyncio.run(run())
+
+
+def test_a_proposal_that_comes_after_the_last_moment_of_its_notice_is_declined(order: JobOrder) -> None:
+    async def run() -> None:
+        for after_s, is_declined in ((9.9, False), (10.1, True)):
+            scene = Scene(order)
+            await scene.hear(notice("d", -5.0))
+            scene.now += after_s
+            wanted = proposal(HandoffCause.NOTICE, "a", "b", "c", leaving=("d",))
+            await scene.response.consider(order.model_copy(update={"handoff": wanted}))
+            assert (bool(scene.lead.declined), bool(scene.lead.opened)) == (is_declined, not is_declined)
 
     asyncio.run(run())
 
@@ -453,6 +473,7 @@ def test_a_node_that_will_go_gets_no_rank_by_a_proposal_or_a_plan(order: JobOrde
         scene.order = order.model_copy(update={"handoff": wanted})
         await scene.hear(notice("e"))
         assert scene.lead.opened == [] and scene.lead.asked == [], "e is no member, so nothing moves"
+        assert scene.lead.declined == [(wanted.handoff_id, "e will go")]
         await scene.hear(notice("d"))
         assert scene.lead.asked[-1][2] == {"e"}
         await scene.hear(withdrawn(notice("e")))

@@ -3,6 +3,8 @@
 import asyncio
 from uuid import uuid4
 
+import pytest
+
 from agent.driver.planning import intent_of
 from agent.notices.warning_budget import warning_budget
 from agent.protocol.sync import HandoffOrder, JobOrder, Provider
@@ -40,12 +42,32 @@ def test_where_all_have_only_what_is_reserved_for_delays_that_is_used(order: Job
         assert await moments_at(20.9) == {"d": 21.0, "c": 25.0}
         assert await moments_at(21.5) == {"d": 25.0, "c": 25.0}, "c still has more than what is reserved"
         assert await moments_at(25.5) == {"d": 28.0, "c": 28.0}, "d has gone"
-        assert await moments_at(28.5) == {"d": 21.0, "c": 25.0}, "both have: nothing is left"
+        assert await moments_at(28.5) == {"d": 34.0, "c": 34.0}, "both have, and machines go late"
         scene = Scene(order)
         await scene.hear(notice("d", 24))
         scene.now += 21.5
         await scene.response.consider(order)
         assert scene.lead.asked[-1][1]["d"] == (START_S, near(START_S + 24)), "it may be there until then"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("ends_in_s", "by_s"), [(-60.0, 10.0), (-5.0, 10.0), (0.0, 10.0), (None, 600.0)])
+def test_a_notice_has_time_for_as_long_as_it_counts_as_heard(
+    order: JobOrder, ends_in_s: float | None, by_s: float
+) -> None:
+    """Also where its deadline had passed when it was heard, or where it names none."""
+
+    async def run() -> None:
+        scene = Scene(order)
+        said = notice("d", ends_in_s or 0.0)
+        await scene.hear(said if ends_in_s is not None else said.model_copy(update={"deadline_utc": None}))
+        for after_s in (by_s - 8.0, by_s - 0.1):
+            scene.now = START_S + after_s
+            assert await scene.leaving() == {"d"}
+            assert scene.lead.asked[-1][1]["d"] == (START_S, near(START_S + by_s))
+        scene.now = START_S + by_s
+        assert await scene.leaving() == set()
 
     asyncio.run(run())
 
@@ -63,7 +85,8 @@ def test_a_proposal_of_the_service_may_use_what_is_reserved_for_delays_where_not
         proposed_utc=utc(START_S),
         deadline_utc=utc(START_S + 24),
     )
-    for after_s, expected_s in ((10, 21), (20.9, 21), (21.5, 24), (25, 24)):
+    order = order.model_copy(update={"notices": (notice("d", 24),)})
+    for after_s, expected_s in ((10, 21), (20.9, 21), (21.5, 24), (25, 34), (34, 24)):
         intent = intent_of(order, wanted, ACTIVE, now=START_S + after_s, budget=warning_budget(Provider.AWS))
         assert intent.deadline_utc == near(START_S + expected_s), after_s
 
