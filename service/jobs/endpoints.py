@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from sqlalchemy.orm import Session
 
@@ -52,28 +51,27 @@ PartT = TypeVar("PartT", JobFile, JobChange)
 _BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/json": {}, "application/yaml": {}}}}
 
 
-async def read_job_file(request: Request) -> JobFile:
+async def read_job_file(request: Request, context: ContextOf) -> JobFile:
     """The job file in the body, as JSON or YAML. 422 names each field and the rule it breaks."""
-    return await _read(request, check_job_file)
+    return await _read(request, context, check_job_file)
 
 
-async def read_change(request: Request) -> JobChange:
+async def read_change(request: Request, context: ContextOf) -> JobChange:
     """What is to be changed. 422 names each field that may not be changed, and why."""
-    return await _read(request, check_change)
+    return await _read(request, context, check_change)
 
 
-async def _read(request: Request, check: Callable[[Any], PartT]) -> PartT:
+async def _read(request: Request, context: Context, check: Callable[[Any], PartT]) -> PartT:
     body = await request.body()
     try:
-        # Off the event loop: agents are served meanwhile.
-        return await run_in_threadpool(lambda: check(read_fields(body)))
+        return await context.people.compute(lambda: check(read_fields(body)))
     except JobFileError as error:
         raise invalid(*error.problems) from error
 
 
 @router.post("", status_code=201, operation_id="submit_job", summary="Register a job", openapi_extra=_BODY)
 def submit(
-    context: ContextOf, session: SessionOf, actor: OperatorOf, job_file: Annotated[JobFile, Depends(read_job_file)]
+    context: ContextOf, actor: OperatorOf, job_file: Annotated[JobFile, Depends(read_job_file)], session: SessionOf
 ) -> JobSummary:
     """The job starts as soon as enough nodes are ready; until then `reason` says what it waits for."""
     now = context.clock()
@@ -137,11 +135,11 @@ def stop(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: JobI
 @router.patch("/{job_id}", operation_id="update_job", summary="Change a job", openapi_extra=_BODY)
 def update(
     context: ContextOf,
-    session: SessionOf,
     actor: OperatorOf,
     known: PreconditionOf,
     job_id: JobId,
     change: Annotated[JobChange, Depends(read_change)],
+    session: SessionOf,
 ) -> JobSummary:
     """What is not named stays. `stop` and `checkpoint` only while the job has no ranks, which read them when they
     start: pause it first."""

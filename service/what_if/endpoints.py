@@ -3,7 +3,6 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.concurrency import run_in_threadpool
 from pydantic import ValidationError
 
 from agent.protocol.errors import FieldProblem
@@ -24,12 +23,11 @@ BODY_BYTES_MAX = {router.prefix: 12 * 1024 * 1024}
 _BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/json": {}}}}
 
 
-async def read_ask(request: Request) -> WhatIfAsk:
+async def read_ask(request: Request, context: ContextOf) -> WhatIfAsk:
     """What is asked. 422 names each field and the rule it breaks."""
     body = await request.body()
     try:
-        # Off the event loop: agents are served meanwhile.
-        return await run_in_threadpool(WhatIfAsk.model_validate_json, body)
+        return await context.people.compute(WhatIfAsk.model_validate_json, body)
     except ValidationError as error:
         raise invalid(*field_problems(error)) from None
 
@@ -44,15 +42,15 @@ async def read_ask(request: Request) -> WhatIfAsk:
 async def ask(request: Request, context: ContextOf, asked: Annotated[WhatIfAsk, Depends(read_ask)]) -> Response:
     """A replay under LiveR's policy and what it is compared with. Nothing is changed and nothing stored; a few run at a
     time (then 429), each for a limited time (then 422, with what to change)."""
-    replay = await context.people.run(_replay, context, asked)
+    own = await context.people.compute(_job_file, asked.job_file) if asked.job_file is not None else None
+    replay = await context.people.run(_replay, context, asked, own)
     answer = await request.app.state.replays.run(replay)
     # A repeat under the same Idempotency-Key is replayed again, and comes to the same.
     return Response(answer, media_type="application/json", headers={"Cache-Control": "no-store"})
 
 
-def _replay(context: Context, asked: WhatIfAsk) -> Question:
-    """All that the replay needs, with one short read of the database."""
-    own = _job_file(asked.job_file) if asked.job_file is not None else None
+def _replay(context: Context, asked: WhatIfAsk, own: JobFile | None) -> Question:
+    """All that the replay needs, with one short read of the database. `own`: the job file that came with it."""
     trace, lasts_s = asked.trace, 0.0
     with context.people.sessions() as session:
         known = known_job(session, asked.job) if asked.job is not None else None

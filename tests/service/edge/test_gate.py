@@ -1,7 +1,11 @@
 """The gate before all routes: token, size and budget come before the body; every answer is problem+json."""
 
 import asyncio
+import contextlib
 import json
+import re
+import threading
+from collections.abc import Callable
 from urllib.parse import unquote
 
 import pytest
@@ -11,6 +15,7 @@ from sqlalchemy.exc import DataError, OperationalError
 
 from agent.protocol.errors import PROBLEM_MEDIA_TYPE
 from agent.protocol.sync import REPORT_BYTES_MAX
+from service.context import Context
 from service.edge import gate
 from service.edge.budgets import CALLERS_MAX, Buckets
 from tests.service.conftest import bearer
@@ -25,6 +30,8 @@ class Wire:
     def __init__(self, app, method: str, path: str, headers: dict[str, str], version: str = "1.1") -> None:
         self.parts: list[dict] = []
         self.read = 0
+        self.waits = False
+        """For a part of the body that does not come."""
         self.status, self.headers, self.body = 0, {}, b""
         self._app = app
         headers = {"host": "test"} | headers
@@ -35,16 +42,17 @@ class Wire:
         }  # fmt: skip
 
     def run(self) -> "Wire":
-        async def answer() -> None:
-            async with asyncio.timeout(20):
-                await self._app(self._scope, self._receive, self._send)
-
-        asyncio.run(answer())
+        asyncio.run(self.answer())
         return self
+
+    async def answer(self) -> None:
+        async with asyncio.timeout(20):
+            await self._app(self._scope, self._receive, self._send)
 
     async def _receive(self) -> dict:
         self.read += 1
         if not self.parts:
+            self.waits = True
             await asyncio.Event().wait()
         return self.parts.pop(0)
 
@@ -98,6 +106,67 @@ def test_a_body_that_does_not_come_ends_the_request(client, make_agent, monkeypa
     wire.parts = [{"type": "http.request", "body": b"{", "more_body": True}]
     wire.run()
     assert (wire.status, wire.problem()["code"]) == (408, "too-late")
+
+
+def test_bodies_that_do_not_come_keep_no_place_from_others(client, settings, context):
+    headers = {name.lower(): value for name, value in bearer(settings, "admin").items()}
+    headers["content-type"] = "application/json"
+    described = client.get("/api/v1/openapi.json").json()["paths"]
+    takes_body = [
+        (method.upper(), re.sub(r"\{\w+\}", "x", path))
+        for path, ways in described.items()
+        for method, way in ways.items()
+        if "requestBody" in way and path.startswith("/api/")
+    ]
+    assert {("POST", "/api/v1/jobs"), ("PATCH", "/api/v1/jobs/x")} < set(takes_body)
+
+    wires = []
+    for method, path in takes_body:
+        wires.append(Wire(client.app, method, path, headers))
+        wires[-1].parts = [{"type": "http.request", "body": b"{", "more_body": True}]
+    asyncio.run(no_place_is_taken(context, wires, lambda: all(wire.waits for wire in wires)))
+
+
+async def no_place_is_taken(
+    context: Context, wires: list[Wire], is_so: Callable[[], bool], go_on: Callable[[], None] = lambda: None
+) -> None:
+    """Asserts that others get all places of people once it is so, while these are under way."""
+    tasks = [asyncio.create_task(wire.answer()) for wire in wires]
+    try:
+        async with asyncio.timeout(20):
+            while not is_so():  # noqa: ASYNC110 - what it waits for happens in other threads too
+                await asyncio.sleep(0.01)
+        async with contextlib.AsyncExitStack() as places:
+            for _ in range(context.database.readers_max):
+                await places.enter_async_context(context.people.place())
+    finally:
+        go_on()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "module", "body"),
+    [
+        ("POST", "/api/v1/jobs", "jobs", {}),
+        ("PATCH", "/api/v1/jobs/x", "jobs", {}),
+        ("POST", "/api/v1/what-if", "what_if", {"job_file": "{}", "builtin": "own-24h"}),
+    ],
+)
+def test_job_files_are_read_without_a_place(client, context, monkeypatch, method, path, module, body):
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow(_text: bytes) -> object:
+        begun.set()
+        goes_on.wait(20)
+        return {}
+
+    monkeypatch.setattr(f"service.{module}.endpoints.read_fields", slow)
+    headers = {"content-type": "application/json", "authorization": client.headers["Authorization"]}
+    wire = Wire(client.app, method, path, headers)
+    wire.parts = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+    asyncio.run(no_place_is_taken(context, [wire], begun.is_set, goes_on.set))
 
 
 @pytest.mark.parametrize(
