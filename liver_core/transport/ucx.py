@@ -93,10 +93,22 @@ def load_nixl(environment: Mapping[str, str]) -> Any:
     """Import NIXL under these settings; what the process was started with wins. Safe before fork, takes 0.1 s."""
     for name, value in environment.items():
         os.environ.setdefault(name, value)
+    _load_netlink_of_the_system()
     from nixl import _api
 
     logging.getLogger("nixl").setLevel(logging.ERROR)
     return _api
+
+
+def _load_netlink_of_the_system() -> None:
+    """Load the system's libnl-route, if there is one, where it finds only its own symbols.
+
+    NIXL's wheel has a copy of libnl-route, and UCX's module for EFA loads the system's as well, through libefa and
+    libibverbs. Loaded by that module, the system's would find the functions of the wheel's copy. Those reject what it
+    registers, because they have it already, and at the end of the process it takes back what is in no list: SIGSEGV.
+    """
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libnl-route-3.so.200")
 
 
 @dataclass(frozen=True, slots=True)

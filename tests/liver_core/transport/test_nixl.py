@@ -19,6 +19,7 @@ import torch
 from liver_core.transport.nixl import KEPT_READS_MAX, NixlTransport, _is_small, _Post, _Progress
 from liver_core.transport.protocol import Call, Read, Transport, TransportError
 from liver_core.transport.ucx import NixlAgent, Where, has_gpu, interface_of, rdma_devices, ucx_environment
+from tests.debian import needs
 from tests.liver_core.transport.ranks import Rank, Run, run_ranks
 from tests.liver_core.transport.test_contract import NUMEL, connected, leave, numbers, same_bits, soon
 
@@ -73,6 +74,23 @@ def test_settings_leave_signals_alone_and_never_overrule_the_environment():
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert "UCX_TLS" not in ucx_environment(interface="", host_memory_only=False)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("host_memory_only", [True, False])
+def test_a_process_that_used_an_endpoint_ends_normally_on_a_machine_with_the_userland_of_rdma(host_memory_only: bool):
+    efa = needs("libefa.so.1")
+    script = (
+        "from liver_core.transport.nixl import NixlTransport\n"
+        f"t = NixlTransport('one', interface='lo', host_memory_only={host_memory_only})\n"
+        "t.start_progress(); t.close()\n"
+        "print(*{line.split()[-1] for line in open('/proc/self/maps') if '/lib' in line}, sep='\\n')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.splitlines())
+    assert os.path.realpath(efa) in loaded, "UCX's module for EFA was not loaded, so this shows nothing"
+    assert len([path for path in loaded if Path(path).name.startswith("libnl-route-3")]) == 2
 
 
 @pytest.mark.parametrize("host_memory_only", [True, False])
