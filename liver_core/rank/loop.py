@@ -277,6 +277,7 @@ class RankLoop:
         """The optimizer step in the world that reduced the gradients. `waited_s`: since then, for a step lease."""
         self._phase = "optimizer step"
         norm, stream = totals.norm, self.pending.stream()
+        assert norm is not None, "this world reduced the gradients, so it knows their norm"
         self._check_finite("gradient norm", norm, active, active.live.gradients)
         if stream is not None and stream.attached:
             stream.before_step(active, self.progress.step + 1, norm, self.timings.steps)

@@ -67,7 +67,7 @@ class StepTotals:
 
     `chain`: the sum modulo 2^64 over the gradients streamed before this step (`certificate.chained_sums`). None unless
     every rank knew its part. `has_loss`: whether any rank computed one; `loss` is NaN if none did. `norm`: of the
-    gradients, NaN where it is not known.
+    gradients, None where it is not known.
     """
 
     loss: float
@@ -75,7 +75,7 @@ class StepTotals:
     sample_digest: int
     chain: int | None = None
     has_loss: bool = True
-    norm: float = math.nan
+    norm: float | None = None
 
 
 class Totalling:
@@ -92,7 +92,7 @@ class Totalling:
         self._work.wait()
         loss_sum, count, tokens, chains, *sums = self._values.tolist()
         return StepTotals(
-            loss_sum / count if count else float("nan"),
+            loss_sum / count if count else math.nan,
             int(tokens),
             _joined(sums[:_PARTS]),
             _joined(sums[_PARTS:]) if chains == self._ranks else None,

@@ -27,6 +27,7 @@ from liver_core.layout import (
     shard_ranges,
 )
 from liver_core.memory.memory_placement import GRAD, MASTER
+from liver_core.same_value import same_value
 from liver_core.state.buckets import one_view, pieces, region_over
 from liver_core.state.live_state import LiveState
 from liver_core.state.step_counts import UnsupportedState, as_kept, form_of
@@ -298,7 +299,7 @@ def element_scalars(live: LiveState) -> dict[str, Any]:
     for name, values in kept.items():
         plain = _read(values)
         found[name] = plain[0]
-        if other := [value for value in plain if value != plain[0]]:
+        if other := [value for value in plain if not same_value(value, plain[0])]:
             raise UnsupportedState(f"optimizer state {name}: {plain[0]} and {other[0]} differ between parameters")
     return found
 

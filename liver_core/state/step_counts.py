@@ -15,6 +15,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from liver_core.same_value import same_value
+
 PROBE_ELEMENTS = 3
 _RATES = ("params", "lr", "weight_decay")
 """What a schedule sets, and what is no setting: never counts."""
@@ -73,7 +75,7 @@ def _probed(optimizer: torch.optim.Optimizer) -> OptimizerForm:
             probe.step()
             counted.update(_changed(optimizer, before, probe.param_groups[0]))
             state = state or _copied(next(iter(probe.state.values()), {}))
-        if named := [name for name, value in _attributes(probe).items() if own.get(name) != value]:
+        if named := [name for name, value in _attributes(probe).items() if not same_value(own.get(name), value)]:
             raise UnsupportedState(
                 f"optimizer {type(optimizer).__name__}: a step changes {', '.join(named)} of the optimizer itself, "
                 "which no other world would know; keep it in the parameter groups"
@@ -104,7 +106,8 @@ def _attributes_apart(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]
     return {
         name: value
         for name, value in _attributes(optimizer).items()
-        if before.get(name, _ABSENT) != value and before.get(name, _ABSENT) == after.get(name, _ABSENT)
+        if not same_value(before.get(name, _ABSENT), value)
+        and same_value(before.get(name, _ABSENT), after.get(name, _ABSENT))
     }
 
 
@@ -139,7 +142,7 @@ _ABSENT = object()
 def _same(one: Any, other: Any) -> bool:
     if torch.is_tensor(one) and torch.is_tensor(other):
         return torch.equal(one, other)
-    return type(one) is type(other) and one == other
+    return type(one) is type(other) and same_value(one, other)
 
 
 def counts_of(group: Mapping[str, Any], counted: Iterable[str]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from liver_core.layout import LayoutError, Manifest, ParallelLayout, check_fits
 from liver_core.rank.droppable_step import DropRule, do_step
+from liver_core.same_value import same_number, same_value
 from liver_core.state.built_state import tied_embeddings
 from liver_core.state.checkpoint import CheckpointError, read_small_state
 from liver_core.state.megatron_checkpoint import read_megatron_checkpoint
@@ -28,7 +29,7 @@ from liver_core.training.cursor import DataCursor
 from liver_core.training.entrypoint import find_class, import_user_module, make_job
 from liver_core.training.job import StepResult, TrainingJob
 from liver_core.trial.findings import Finding, Findings, missing, ok, warning
-from liver_core.trial.trial_world import TrialStep, TrialWorld, same_numbers
+from liver_core.trial.trial_world import TrialStep, TrialWorld
 
 ONE_RANK = ParallelLayout()
 HOOK_SHARE = 0.1
@@ -288,7 +289,7 @@ class JobTrial:
                 f"the same batch gives {growth:.2f} times the gradients the second time; step must begin with "
                 "state.model.zero_grad_buffer() and state.optimizer.zero_grad()"
             )
-        if not same_numbers(float(first.loss_sum), float(second.loss_sum)) or not torch.equal(reduced, world.reduced()):
+        if not same_number(float(first.loss_sum), float(second.loss_sum)) or not torch.equal(reduced, world.reduced()):
             return warning(
                 f"the same batch gives {losses}: equal but for rounding, some operation is not deterministic"
             )
@@ -313,7 +314,7 @@ class JobTrial:
         active: Any = world
         parts = do_step(self._job, active, world.batches, rule, lambda place: False)
         assert parts is not None
-        same_loss = same_numbers(float(whole.loss_sum), float(parts.loss_sum))
+        same_loss = same_number(float(whole.loss_sum), float(parts.loss_sum))
         if not same_loss or not torch.equal(gradients, world.reduced()):
             return missing("step_in_parts: gives another loss or other gradients than step; must be equal bit for bit")
         return ok(f"equal to step in parts of {rule.every} micro-batches")
@@ -379,7 +380,7 @@ class JobTrial:
                 return missing(f"checkpoint: {kind} differs after it was loaded")
         small = world.small_state()
         for part in ("scheduler", "hyper_parameters", "job"):
-            if small[part] != self._small[part]:
+            if not same_value(small[part], self._small[part]):
                 return missing(
                     f"checkpoint: {part} is {small[part]} after loading, was {self._small[part]}; load_state_dict and "
                     "load_small_state must bring back all that state_dict and small_state gave"
@@ -427,6 +428,6 @@ def _close(first: float, second: float) -> bool:
 def _first_difference(first: list[TrialStep], second: list[TrialStep], *, after: int = 0) -> str:
     for number, (one, other) in enumerate(zip(first, second, strict=True), start=after + 1):
         for name in ("loss", "norm"):
-            if not same_numbers(getattr(one, name), getattr(other, name)):
+            if not same_number(getattr(one, name), getattr(other, name)):
                 return f"{name} of step {number} is {getattr(one, name)!r}, then {getattr(other, name)!r}"
     return ""

@@ -6,7 +6,6 @@ No handoff, no agent, no background work. With several ranks every method is a c
 from __future__ import annotations
 
 import json
-import math
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ import torch.distributed as dist
 
 from liver_core.layout import Manifest, Member, ParallelLayout, Roster
 from liver_core.rank.step_boundary import start_total
+from liver_core.same_value import same_value
 from liver_core.state import megatron_optimizer as megatron
 from liver_core.state.buckets import bucket_rule
 from liver_core.state.built_state import check_built
@@ -137,7 +137,7 @@ class TrialWorld:
                 again = json.loads(json.dumps(small[part]))
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{name}: must hold plain JSON (numbers, texts, lists, dicts): {error}") from error
-            if again != small[part]:
+            if not same_value(again, small[part]):
                 raise ValueError(f"{name}: comes back from JSON as {again}, but is {small[part]}; keys must be texts")
         return small
 
@@ -196,11 +196,6 @@ class TrialWorld:
         retire(self.world)
         if self._live is not None:
             free(self._live)
-
-
-def same_numbers(first: float, second: float) -> bool:
-    """Bit for bit, NaN being itself."""
-    return first == second or (math.isnan(first) and math.isnan(second))
 
 
 def _same_streams(first: Any, second: Any) -> bool:

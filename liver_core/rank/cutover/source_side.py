@@ -5,7 +5,6 @@ All living source ranks run the same collectives, even if they fail as targets. 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,7 +98,7 @@ class SourceSide:
         self._active = active
         self._boundary_of = boundary_of
         self._chain = None if totals is None else totals.chain
-        self._norm = math.nan if totals is None else totals.norm
+        self._norm = None if totals is None else totals.norm
         self._summing: tuple[str, torch.Tensor, Any] | None = None
 
     @property

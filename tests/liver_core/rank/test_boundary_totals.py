@@ -33,6 +33,11 @@ def test_every_rank_learns_the_same_sums():
     assert learned == [StepTotals(1.0, 96, ((1 << 63) + 6) & TOP, 3)] * 3
 
 
+def test_a_norm_that_is_not_known_yet_makes_no_totals_unequal():
+    first, second = (totals_of([StepResult(1.0, 1, 4)], [5], [0])[0] for _ in range(2))
+    assert first.norm is None and first == second
+
+
 @pytest.mark.parametrize("without", [0, 1])
 def test_a_chain_that_one_rank_does_not_know_is_not_known(without: int):
     chains: list[int | None] = [0, 9]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from liver_core.state.step_counts import counts_of, digest_of, form_of, set_counts
+from liver_core.state.megatron_optimizer import element_scalars
+from liver_core.state.step_counts import UnsupportedState, counts_of, digest_of, form_of, set_counts
 from tests.liver_core.streaming.optimizers import OPTIMIZERS, FusedAdam
 
 
@@ -45,3 +50,28 @@ def test_counts_are_set_in_another_group_and_absent_where_they_were_absent():
 def test_a_count_that_differs_has_another_digest():
     assert digest_of([{"step": 7}, {}, True]) == digest_of([{"step": 7}, {}, True])
     assert len({digest_of([{"step": step}, {}, True]) for step in range(100)}) == 100
+
+
+class KeepsNan(FusedAdam):
+    """Its settings hold what it does not know yet."""
+
+    def __init__(self, params: Any, **settings: Any):
+        super().__init__(params, **settings)
+        self.best = math.nan
+        for group in self.param_groups:
+            group["trust"] = math.nan
+
+
+def test_a_setting_that_is_nan_and_stays_so_is_no_count():
+    form = form_of(KeepsNan([torch.nn.Parameter(torch.zeros(7))], lr=0.1))
+    assert form.counted == ("step",) and form.attributes == {}
+
+
+def test_a_count_that_is_nan_for_every_parameter_is_equal_for_all():
+    counts = {number: {"gain": torch.tensor(math.nan), "step": torch.tensor(3.0)} for number in range(2)}
+    live: Any = SimpleNamespace(moments=(), optimizer=SimpleNamespace(optimizer=SimpleNamespace(state=counts)))
+    found = element_scalars(live)
+    assert found["step"] == 3.0 and math.isnan(found["gain"])
+    counts[1]["gain"] = torch.tensor(0.5)
+    with pytest.raises(UnsupportedState, match=r"gain: nan and 0\.5 differ"):
+        element_scalars(live)

@@ -127,6 +127,12 @@ def test_random_numbers_in_a_step_are_drawn_alike_from_the_seed_and_from_a_check
     assert "with random numbers such as dropout" in found["step"]["text"]
 
 
+@pytest.mark.thorough
+def test_a_job_whose_small_state_holds_nan_passes_every_check(corpus: str):
+    found = trial("NothingBestYet", corpus)
+    assert not missing(found)
+
+
 def in_two_ranks(job: str, corpus: str, *, draws: bool = False) -> dict[str, Any]:
     """What is found in TP2, where one rank gave these losses."""
     one_rank = trial("liver_core.training.gpt:GptJob", corpus)["steps"]["values"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -195,6 +196,18 @@ class DrawsOtherwise(GptJob):
 class HalfParameters(GptJob):
     def initial_parameter(self, spec: Any, generator: torch.Generator) -> torch.Tensor:
         return super().initial_parameter(spec, generator)[: spec.shape[0] // 2]
+
+
+class NothingBestYet(GptJob):
+    """Right: what it has not measured yet is NaN."""
+
+    best = math.nan
+
+    def small_state(self, state: TrainState) -> dict[str, Any]:
+        return {"best": self.best, "of": [self.best]}
+
+    def load_small_state(self, state: TrainState, small: Any) -> None:
+        self.best = small["best"]
 
 
 class SlowHook(GptJob):
