@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import threading
 import time
@@ -11,6 +12,7 @@ import torch
 
 from liver_core.certificate import MASK, CertificatePlan
 from liver_core.layout import Box, ResidentBox
+from liver_core.streaming import ring as ring_module
 from liver_core.streaming.counters import CounterOrder, HostCounters
 from liver_core.streaming.header import HEADER_BYTES, StepHeader
 from liver_core.streaming.ring import COUNTER, HEADERS, NEVER, SLOTS, SourceRing, ring_kind, slot_of
@@ -126,6 +128,43 @@ def test_a_reader_that_nobody_waits_for_believes_nothing_mixed():
 def test_who_settles_is_told_whether_anything_was_due():
     made = ring()
     assert not made.is_due and made.settle_next() is False
+
+
+def test_two_threads_that_waited_for_the_same_event_write_one_counter_once(monkeypatch):
+    made = ring(depth=2)
+    both_have_waited, both_write = threading.Barrier(2), threading.Barrier(2)
+    put, failures = HostCounters.put, []
+
+    def await_event(*_: object) -> None:
+        both_have_waited.wait(10)
+
+    def slow_put(counters: HostCounters, at: int, value: int) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both_write.wait(0.2)  # The other thread comes here too, unless it is kept out.
+        put(counters, at, value)
+
+    def settle() -> None:
+        try:
+            made.settle_next()
+        except CounterOrder as error:
+            failures.append(error)
+
+    monkeypatch.setattr(ring_module, "is_host", lambda device: False)
+    made.publish((torch.ones(5),), header(4))
+    made.stepping(3)
+    made.stepped(4)
+    assert (made.regions[SLOTS].tolist(), int(made.regions[COUNTER][0])) == ([7, NEVER], 7), "two counters are due"
+    monkeypatch.setattr(ring_module, "await_event", await_event)
+    monkeypatch.setattr(HostCounters, "put", slow_put)
+    threads = [threading.Thread(target=settle) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    monkeypatch.undo()
+    assert not failures
+    assert (made.regions[SLOTS].tolist(), int(made.regions[COUNTER][0])) == ([8, NEVER], 7)
+    assert made.settle_next() and int(made.regions[COUNTER][0]) == 8 and not made.is_due
 
 
 @pytest.mark.parametrize("path", [(5,), (8,), (7, 9), (7, 8, 7), (7, 8, 8)], ids=str)

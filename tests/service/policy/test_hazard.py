@@ -68,6 +68,13 @@ def test_losses_within_three_minutes_are_one_event() -> None:
     assert events.life_s() == pytest.approx(HOUR_S)
 
 
+def test_an_event_goes_on_as_long_as_each_loss_follows_the_one_before_within_three_minutes() -> None:
+    events = ChangeEvents(prior_events=0.0, prior_hours=0.0)
+    for at_s in (0.0, 150.0, 300.0, 481.0):
+        events.count(at_s, 1)
+    assert events.group_sizes() == ((1, 0.5), (3, 0.5))
+
+
 def test_a_price_counts_from_its_time_on_and_the_first_before_it_too() -> None:
     book = read_prices("pool,from_s,usd_per_hour\na,3600,2\na,7200,4\n")
     assert [book.at("a", at) for at in (0.0, 3_600.0, 7_199.0, 7_200.0, inf)] == [2, 2, 2, 4, 4]
