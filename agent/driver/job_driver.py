@@ -26,8 +26,8 @@ from agent.driver.rank_facts import checkpoint_fact, step_row
 from agent.driver.rank_host import STOP_GRACE_S, RankHost
 from agent.driver.spare_store import KEPT_BY, SpareStore
 from agent.journal import JournalError, Table
-from agent.link.step_leases import StepLeases, answered_ago, lease_for
-from agent.peer.asking import HIGHEST_FIELD, ask_others, status_of
+from agent.link.step_leases import StepLeases, lease_for
+from agent.peer.asking import HIGHEST_FIELD, answered_ago, ask_others, status_of
 from agent.peer.deaths import Deaths
 from agent.peer.peer_server import PeerRefused
 from agent.peer.probe import Probes, Reached, answer_of
@@ -217,10 +217,11 @@ class JobDriver:
     def summary(self) -> dict[str, Any]:
         """For peers and for people."""
         active, heard_at = self.slots.active(), self._node.service_heard_at()
+        by_service = 0 if self.order is None else self.order.next_generation - 1
         return {
             "node_id": self._node.node_id,
             "active_generation": active.generation if active is not None else None,
-            HIGHEST_FIELD: max(self.lead.used(), self.slots.highest_generation()),
+            HIGHEST_FIELD: max(self.lead.used(), self.slots.highest_generation(), by_service),
             "layout": str(active.layout) if active is not None else None,
             "leading": self.lead.open_id or None,
             "service_heard_s": None if math.isinf(heard_at) else time.monotonic() - heard_at,
@@ -454,9 +455,8 @@ class JobDriver:
         self._send(member.node_id, OrderBody(slot=member.slot, order=order), f"order/{member.slot}", attempts=1)
 
     async def _send_report(self, to: str, report: Report) -> None:
-        handoff_id, measured = self._measured.get(report.member.slot, ("", None))
-        if handoff_id != report.handoff_id:
-            measured = None
+        handoff_id, measures = self._measured.get(report.member.slot, ("", None))
+        measured = measures if handoff_id == report.handoff_id else None
         if to == self._node.node_id:
             self.post(lambda: self.lead.take_report(report, measured))
             return

@@ -10,11 +10,9 @@ import logging
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
 
 from agent.protocol.sync import LEASE_SHARE
-from liver_core.handoff.generations import start_of
 
 ASK_SHARE = 0.3
 """Of that time: when the other agents are asked, and how old an answer of the service is that still counts."""
@@ -121,15 +119,6 @@ def lease_for(
         return None
     waits = generation == wanted and steps_from is not None and now < steps_from
     return min(until, at) if waits else until
-
-
-def answered_ago(status: Mapping[str, Any], *, wanted: int) -> float:
-    """Seconds since the service answered another agent, by what that one tells of itself; inf if it never did. 0 where
-    it has a rank of a newer start than the `wanted` generation: the service was there after it had answered here."""
-    heard_s, active = status.get("service_heard_s"), status.get("active_generation")
-    if isinstance(active, int) and start_of(active) > start_of(wanted):
-        return 0.0
-    return float(heard_s) if isinstance(heard_s, int | float) else math.inf
 
 
 def may_go_on(*, is_there: bool, reaches_anybody: bool) -> bool:

@@ -1,17 +1,19 @@
-"""Whether an agent that is about to lead a handoff hears enough of the job's other agents, and which numbers they know.
+"""What the job's other agents tell when they are asked: which numbers they know, and whether they hear the service.
 
-An agent that is cut off would open one that nobody else can join, under a number that another agent, which leads
-meanwhile, takes as well. Whoever hears more than half of the nodes is not cut off alone, and learns of the numbers that
-were used without it. Of two nodes nobody can tell which one is cut off.
+An agent that leads asks whether it hears enough of them. One that is cut off would open a handoff that nobody else can
+join, under a number that another agent, which leads meanwhile, takes as well. Whoever hears more than half of the nodes
+is not cut off alone. Of two nodes nobody can tell which one is cut off.
 """
 
 import asyncio
+import math
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from agent.peer.peer_client import PeerClient, PeerUnreachable
+from liver_core.handoff.generations import start_of
 from liver_core.layout.limits import GENERATION_MAX, listed
 
 ASKED_MAX = 8
@@ -59,10 +61,22 @@ async def status_of(peers: PeerClient, job_id: str, node_id: str) -> dict[str, A
         return None
 
 
+def answered_ago(status: Mapping[str, Any], *, wanted: int) -> float:
+    """Seconds since the service answered another agent, by what that one tells of itself; inf if it never did. 0 where
+    it knows of a newer start than the `wanted` generation, also where no rank of that is left: the service was there
+    after it had answered here."""
+    if start_of(_highest_of(status)) > start_of(wanted):
+        return 0.0
+    heard_s = status.get("service_heard_s")
+    return float(heard_s) if isinstance(heard_s, int | float) else math.inf
+
+
 async def _highest(peers: PeerClient, job_id: str, name: str) -> tuple[str, int | None]:
     """The number that this agent tells; None without an answer. One that tells none knows of none."""
     answer = await status_of(peers, job_id, name)
-    if answer is None:
-        return name, None
-    found = answer.get(HIGHEST_FIELD)
-    return name, found if type(found) is int and 0 <= found <= GENERATION_MAX else 0
+    return name, None if answer is None else _highest_of(answer)
+
+
+def _highest_of(status: Mapping[str, Any]) -> int:
+    found = status.get(HIGHEST_FIELD)
+    return found if type(found) is int and 0 <= found <= GENERATION_MAX else 0

@@ -3,6 +3,8 @@
 A file is a list of blocks: a command, a line of four dashes, the expected output, an empty line; # starts a comment.
 Commands: `job NODE.. [spare NODE..]`; `handoff NODE..` (`service NODE..`: the service opens it); `amend NODE..`;
 `notice NODE..`; `until TEXT`; `fault KIND NODE [SECONDS]`; `run SECONDS`; `rest` (no more faults, until all is quiet).
+`listen`: agents report to the service from then on, which does `start NODE..`; `cut service|everybody NODE..`.
+`rung RUNG`: that handoffs are opened on from then on.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ class Scene:
     def __init__(self) -> None:
         self.simulation = _simulation(("n0", "n1"), ())
         self.read = 0
+        self.rung = Rung.STOP_AND_COPY
 
     def run(self, command: str) -> tuple[str, ...]:
         """Carry out one command and return what happened meanwhile."""
@@ -71,6 +74,15 @@ class Scene:
                 self.read = 0
             case "handoff" | "notice" | "amend" | "service":
                 self._propose(name, words)
+            case "rung":
+                self.rung = Rung(words[0])
+            case "listen":
+                self.simulation.starts.listen()
+            case "start":
+                self.simulation.starts.want(tuple(Member(word, 0) for word in words))
+            case "cut":
+                for word in words[1:]:
+                    self.simulation.starts.cut(Member(word, 0), everybody=words[0] == "everybody")
             case "until":
                 self._until(" ".join(words))
             case "fault":
@@ -90,7 +102,7 @@ class Scene:
         sim = self.simulation
         host = sim.hosts[SERVICE if name == "service" else LEAD]
         members = tuple(Member(word, 0) for word in words)
-        proposal = sim._proposal(sim.worlds[max(sim.worlds)].roster, members, Rung.STOP_AND_COPY)
+        proposal = sim._proposal(sim.worlds[max(sim.worlds)].roster, members, self.rung)
         current = host.proposer.record.proposal
         match name:
             case "handoff" | "service":

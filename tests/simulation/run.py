@@ -1,4 +1,4 @@
-"""Run many seeds: `python -m tests.simulation.run --seeds 20000 [--start S] [--bug NAME]`; exits 1 when one fails.
+"""Run many seeds: `python -m tests.simulation.run --seeds 30000 [--start S] [--bug NAME]`; exits 1 when one fails.
 
 Each seed is one run of the handoff machines, and one of a target that follows sources which change while it reads.
 `--replay SEED` runs one seed of the machines and prints what happened in it.
@@ -23,7 +23,7 @@ from tests.simulation.truth import Violation
 WORKERS_MAX = 2
 SEEDS_PER_TASK = 100
 FAILURES_SHOWN = 5
-SEEDS_FOR_FULL_COVERAGE = 20_000
+SEEDS_FOR_FULL_COVERAGE = 30_000
 
 
 @dataclass(slots=True)

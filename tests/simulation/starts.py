@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from agent.link.step_leases import ASK_SHARE, answered_ago, lease_for, may_go_on
+from agent.link.step_leases import ASK_SHARE, lease_for, may_go_on
+from agent.peer.asking import HIGHEST_FIELD, answered_ago
 from agent.protocol.sync import LEASE_SHARE
 from liver_core.handoff import Order, ParticipantRecord, Reason, StoreAddress, generations, start_order
 from liver_core.handoff.generations import StartWait
@@ -65,15 +66,11 @@ class Starts:
         self.gatherings: dict[str, Gathering] = {}
 
     def begin(self) -> None:
-        """Agents report from now on; a start that nobody needs comes now and then, and a node is cut off."""
+        """A start that nobody needs comes now and then, and a node is cut off."""
         if not self.is_on:
             return
+        self.listen()
         sim = self.simulation
-        for member, agent in sim.agents.items():
-            agent.peers = set(sim.plan.first)
-            self.said[member] = Said(0.0, agent.journal)
-            self._learn(agent.journal)
-            sim.clock.after(SYNC_S * self.random.random(), self._sync, agent)
         if self.random.random() < 0.6:
             members = tuple(self.random.sample(sim.plan.members, 2))
             sim.clock.after(1.0 + 14.0 * self.random.random(), self.want, members)
@@ -81,6 +78,16 @@ class Starts:
             sim.clock.after(14.0 * self.random.random(), self._cut_off, (self.random.choice(sim.plan.members),))
         if self.random.random() < 0.4:
             sim.clock.after(1.0 + 9.0 * self.random.random(), self._cut_off_world)
+
+    def listen(self) -> None:
+        """Agents report from now on, and the service starts what it is to start."""
+        self.is_on = True
+        sim = self.simulation
+        for member, agent in sim.agents.items():
+            agent.peers = set(sim.plan.first)
+            self.said[member] = Said(0.0, agent.journal)
+            self._learn(agent.journal)
+            sim.clock.after(SYNC_S * self.random.random(), self._sync, agent)
 
     def calm(self) -> None:
         """Everybody is heard again."""
@@ -230,9 +237,13 @@ class Starts:
             return
         everybody, lasts_s = self.random.random() < 0.5, 6.0 + 18.0 * self.random.random()
         for member in members:
-            self.simulation.note(f"{member.node_id} is cut off from {'everybody' if everybody else 'the service'}")
-            self.cut_off[member] = everybody
+            self.cut(member, everybody=everybody)
             self.simulation.clock.after(lasts_s, self._heard_again, member)
+
+    def cut(self, member: Member, *, everybody: bool) -> None:
+        """Until further notice the service does not hear this node, nor, if `everybody`, do other agents."""
+        self.simulation.note(f"{member.node_id} is cut off from {'everybody' if everybody else 'the service'}")
+        self.cut_off[member] = everybody
 
     def _cut_off_world(self) -> None:
         """All nodes of the newest world, which steps on; the service starts the job on others as soon as it may."""
@@ -333,10 +344,9 @@ def _has_lost(record: ParticipantRecord, generation: int) -> bool:
     return record.highest_generation >= generation and record.active is None
 
 
-def _status(agent: SimAgent, now: float) -> dict[str, float | int | None]:
+def _status(agent: SimAgent, now: float) -> dict[str, float | int]:
     """What an agent tells others of itself."""
-    active = agent.participant.record.active
-    return {"service_heard_s": now - agent.heard_at, "active_generation": active and active.generation}
+    return {"service_heard_s": now - agent.heard_at, HIGHEST_FIELD: agent.participant.record.highest_generation}
 
 
 def consider(agent: SimAgent, order: Order | None) -> None:

@@ -1,6 +1,6 @@
 """The simulator finds nothing in the machines, and finds every bug that is planted in them. Pure.
 
-The long run is `python -m tests.simulation.run --seeds 20000`; this is the short one.
+The long run is `python -m tests.simulation.run --seeds 30000`; this is the short one.
 """
 
 import pytest

@@ -173,10 +173,14 @@ class Truth:
 
     def fell(self, rank: SimRank, order: Order, simulation: Simulation) -> None:
         """`rank` can go on in no world. After a rescue has released its leavers, only a second failure may bring it so
-        far; without a fault in the run there is none. A rank that was certified and reads GO has all it needs."""
+        far; without a fault in the run there is none, unless the service has started the job again: that ends ranks.
+        A rank that was certified and reads GO has all it needs."""
         if rank.decision_read is Decision.GO and rank.member in self.certified.get(order.handoff_id, ()):
             raise Violation(f"avoidable fall: {rank} holds a certified state, and {order.handoff_id} goes")
         if order.rung is not Rung.RESCUE or not rank.decision_read.goes:
+            return
+        known = [simulation.agents[member].journal.highest_generation for member in order.target.members]
+        if any(start_of(highest) > start_of(order.generation) for highest in known):
             return
         building, plan = simulation.building(order), simulation.plan
         complete = building.known_at <= simulation.clock.now

@@ -42,6 +42,8 @@ def test_a_job_tells_other_nodes_which_number_has_been_used(order: JobOrder) -> 
     assert job.summary()[HIGHEST_FIELD] == 5
     job.slots.participants[0] = cast(Any, SimpleNamespace(record=ParticipantRecord(highest_generation=6)))
     assert job.summary()[HIGHEST_FIELD] == 6
+    job.order = order.model_copy(update={"next_generation": 200_002})
+    assert job.summary()[HIGHEST_FIELD] == 200_001, "of a start in which this node has no part the service has told"
 
 
 def test_a_lead_that_may_be_cut_off_opens_nothing_takes_no_number_and_says_so_once(

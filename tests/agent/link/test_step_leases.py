@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from agent.link.step_leases import EXTENDED_S, StepLeases, answered_ago, lease_for, may_go_on
+from agent.link.step_leases import EXTENDED_S, StepLeases, lease_for, may_go_on
 from agent.protocol.sync import LEASE_SHARE
 
 LOST_S = 20.0
@@ -119,15 +119,3 @@ def test_a_rank_steps_only_in_the_wanted_world_and_when_no_older_one_may(
 
 def test_a_lease_that_is_over_is_not_made_longer_for_a_world_that_waits():
     assert lease_for(1, wanted=1, steps_from=9.0, until=30.0, at=40.0, now=0.0) == 30.0
-
-
-@pytest.mark.parametrize(
-    ("heard_s", "active", "ago"),
-    [(7.5, 3, 7.5), (7.5, None, 7.5), (None, 3, math.inf), (7.5, 100_001, 0.0), (None, 100_002, 0.0)],
-    ids=["this start", "no rank", "never heard", "a newer start", "a handoff from it"],
-)
-def test_an_agent_with_a_rank_of_a_newer_start_has_heard_the_service_since(
-    heard_s: float | None, active: int | None, ago: float
-):
-    status = {"service_heard_s": heard_s, "active_generation": active}
-    assert answered_ago(status, wanted=3) == ago

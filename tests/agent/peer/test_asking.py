@@ -1,11 +1,12 @@
 """Whether an agent that is about to lead hears enough of the others, and what it learns of them."""
 
 import asyncio
+import math
 from typing import Any, cast
 
 import pytest
 
-from agent.peer.asking import ASKED_MAX, HIGHEST_FIELD, PeersHeard, ask_others
+from agent.peer.asking import ASKED_MAX, HIGHEST_FIELD, PeersHeard, answered_ago, ask_others
 from agent.peer.peer_client import PeerClient, PeerUnreachable
 from liver_core.layout.limits import GENERATION_MAX
 from tests.agent import virtual_time
@@ -81,3 +82,16 @@ def test_of_many_a_few_are_asked() -> None:
 def test_a_number_that_is_none_is_not_believed(told: Any) -> None:
     assert ask(b=knows(told), c=knows(told))[0] == PeersHeard()
     assert ask(b={}, c={})[0] == PeersHeard()
+
+
+@pytest.mark.parametrize(
+    ("heard_s", "highest", "ago"),
+    [(7.5, 3, 7.5), (7.5, 0, 7.5), (None, 3, math.inf), (7.5, 100_001, 0.0), (None, 100_002, 0.0), (7.5, 100_000, 0.0)],
+    ids=["this start", "no number", "never heard", "a newer start", "a handoff from it", "no part in a newer start"],
+)
+def test_an_agent_that_knows_of_a_newer_start_has_heard_the_service_since(
+    heard_s: float | None, highest: int, ago: float
+) -> None:
+    """Whether it still has a rank of it or not."""
+    status = {"service_heard_s": heard_s, "active_generation": None, **knows(highest)}
+    assert answered_ago(status, wanted=3) == ago
