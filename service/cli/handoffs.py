@@ -202,6 +202,7 @@ def show_incident(
             ("channels", ", ".join(each["source"] for each in item["channels"])),
             ("jobs", ", ".join(item["jobs"]) or "-"),
             ("outcome", f"{item['outcome']}: {item['outcome_reason']}"),
+            ("withdrawn", item["withdrawn_at"] or "-"),
             ("safe", slack(item)),
             ("decision", decided[0] if decided else "-"),
             ("handoffs", ", ".join(item["handoff_ids"]) or "-"),

@@ -38,14 +38,15 @@ EXAMINED_MAX = 2_000
 """Notices that are judged for one page of those that have failed."""
 _SPANS = """
     unnest(CAST(:numbers AS bigint[]), CAST(:job_ids AS text[]), CAST(:node_ids AS text[]),
-           CAST(:since AS timestamptz[]), CAST(:until AS timestamptz[])) AS span (number, job_id, node_id, since, until)
+           CAST(:since AS timestamptz[]), CAST(:answered AS timestamptz[]), CAST(:until AS timestamptz[]))
+           AS span (number, job_id, node_id, since, answered, until)
 """
 _HANDOFFS = text(
     f"""
     SELECT span.number, found.handoff_id FROM {_SPANS}
      CROSS JOIN LATERAL (
            SELECT handoff_id, opened_at FROM handoffs
-            WHERE handoffs.job_id = span.job_id AND opened_at >= span.since AND opened_at < span.until
+            WHERE handoffs.job_id = span.job_id AND opened_at >= span.since AND opened_at < span.answered
               AND jsonb_exists(leaving, span.node_id)
             ORDER BY opened_at LIMIT {HANDOFFS_MAX}) AS found
      ORDER BY span.number, found.opened_at
@@ -249,16 +250,25 @@ def _attempt(row: HandoffRow) -> Attempt:
 def _spans(
     occurrences: Sequence[tuple[int, Sequence[NoticeRow]]], jobs: Mapping[int, Sequence[str]]
 ) -> Mapping[str, list[object]]:
-    values: dict[str, list[object]] = {name: [] for name in ("numbers", "job_ids", "node_ids", "since", "until")}
+    names = ("numbers", "job_ids", "node_ids", "since", "answered", "until")
+    values: dict[str, list[object]] = {name: [] for name in names}
     for number, rows in occurrences:
         seen = min(row.first_seen_at for row in rows)
         deadline = earliest_deadline(as_fact(row) for row in rows)
         until = max(seen, deadline or seen) + timedelta(seconds=TAIL_S)
+        # A handoff that is opened once the notice is withdrawn does not answer it.
+        answered = min([until, *_withdrawn(rows)])
         for job_id in jobs[number]:
-            row = (number, job_id, rows[0].node_id, seen - timedelta(seconds=BEFORE_S), until)
+            row = (number, job_id, rows[0].node_id, seen - timedelta(seconds=BEFORE_S), answered, until)
             for values_of, value in zip(values.values(), row, strict=True):
                 values_of.append(value)
     return values
+
+
+def _withdrawn(rows: Sequence[NoticeRow]) -> tuple[datetime, ...]:
+    """When the last channel took it back; empty while one says it."""
+    times = [row.withdrawn_at for row in rows if row.withdrawn_at is not None]
+    return (max(times),) if len(times) == len(rows) else ()
 
 
 def _handoffs(session: Session, spans: Mapping[str, list[object]]) -> Mapping[int, list[HandoffRow]]:

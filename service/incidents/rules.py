@@ -60,14 +60,16 @@ class IncidentFacts:
 
 def outcome(facts: IncidentFacts) -> tuple[IncidentOutcome, str]:
     """What became of it, and why one says so."""
+    later = "; the notice was withdrawn later" if facts.phase is NoticePhase.WITHDRAWN else ""
     moved = [item for item in facts.attempts if item.state is HandoffState.ACTIVE]
     if any(is_open(item.state) for item in facts.attempts):
         return IncidentOutcome.MOVING, f"handing over to {facts.attempts[-1].target_layout}"
     if moved:
         last = moved[-1]
-        return IncidentOutcome.MOVED, f"handed over from {last.source_layout or 'nothing'} to {last.target_layout}"
+        source = last.source_layout or "nothing"
+        return IncidentOutcome.MOVED, f"handed over from {source} to {last.target_layout}{later}"
     if facts.restarts:
-        return IncidentOutcome.RESTARTED, facts.restarts[-1]
+        return IncidentOutcome.RESTARTED, facts.restarts[-1] + later
     if facts.phase is NoticePhase.WITHDRAWN:
         return IncidentOutcome.WITHDRAWN, "every channel that announced it took it back"
     if facts.jobs == 0:

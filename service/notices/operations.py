@@ -32,6 +32,8 @@ class LeaseNotices:
         self._newest = {(row.kind, row.source): row for row in rows}
         # Of the rows that were added: the number of the occurrence, or the row that begins it.
         self._first: dict[NoticeRow, NoticeRow | int] = {}
+        # Of those that say more of a notice: the row that they replace.
+        self._before: dict[NoticeRow, NoticeRow] = {}
         self.added: list[NoticeRow] = []
         self._has_replaced = False
 
@@ -77,17 +79,28 @@ class LeaseNotices:
             if newest is not None and is_same
             else max((self._occurrence(item) for item in same), key=self._age, default=row)
         )
+        if newest is not None and is_same:
+            self._before[row] = newest
         self._has_replaced |= newest is not None
         self._newest[row.kind, row.source] = row
         self.added.append(row)
         return True
+
+    def name_jobs(self, working: Mapping[str, Collection[str]]) -> None:
+        """Write into the rows that were added which jobs their notice met. `working`: the jobs of each node by now.
+        What a notice met stays with it, and it meets no more once it is withdrawn."""
+        for row in self.added:
+            before, met = self._before.get(row), working.get(row.node_id, ())
+            if before is not None:
+                met = before.job_ids if row.withdrawn_at is not None else {*before.job_ids, *met}
+            row.job_ids = sorted(met)
 
     def number(self) -> None:
         """Once the rows that were added have their numbers: give each the one of its occurrence."""
         for row in self.added:
             first = self._first[row]
             row.occurrence_id = first if isinstance(first, int) else first.notice_id
-        self.added, self._first = [], {}
+        self.added, self._first, self._before = [], {}, {}
 
     def _row_of(self, notice: NoticeFact) -> NoticeRow | None:
         """The newest row of its kind and source."""
@@ -125,8 +138,8 @@ def store_added(session: Session, notices: Iterable[LeaseNotices]) -> None:
     if not added:
         return
     jobs = jobs_of_nodes(session, {row.node_id for row in added})
-    for row in added:
-        row.job_ids = jobs.get(row.node_id, [])
+    for item in changed:
+        item.name_jobs(jobs)
     session.add_all(added)
     session.flush()
     for item in changed:

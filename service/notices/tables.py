@@ -17,7 +17,7 @@ class NoticeRow(Base):
 
     `first_seen_at` tells a notice from the one before it; `recorded_at` is when the service first heard of it.
     `occurrence_id`: the first of the rows that announce the same loss, whoever said so. `job_ids`: the jobs that the
-    node worked for when the row was stored.
+    node worked for when this row, or one before it of the same notice, was stored, but for what withdraws it.
     """
 
     __tablename__ = "notices"

@@ -60,7 +60,7 @@ def story(client, context, make_agent, clock):
     target = roster(job_id, source.generation + 1, ParallelLayout(pp=3), "a", "c", "d")
     opened = mirror(source, target, clock(), leaving=("b",), state=HandoffState.STREAMING)
     round_(a={"handoffs": (opened,)})
-    return {"job_id": job_id, "agents": agents, "round": round_, "trains": trains, "opened": opened}
+    return {"job_id": job_id, "agents": agents, "round": round_, "trains": trains, "opened": opened, "notice": notice}
 
 
 def complete(story, clock) -> None:
@@ -106,6 +106,35 @@ def test_the_pages_follow_one_notice_from_its_first_word_to_its_bill(client, sto
     assert {key: incident[key] for key in summary[0]} == summary[0]
     assert client.get("/api/v1/incidents", params={"job_id": "other"}).json() == []
     assert client.get("/api/v1/incidents/999").status_code == 404
+
+
+def test_an_incident_keeps_what_it_did_when_its_notice_is_withdrawn_later(client, story, clock):
+    complete(story, clock)
+    before = client.get("/api/v1/incidents/1").json()
+    for step in (8, 10):
+        story["round"](**story["trains"](step))
+    story["round"](b={"notices": (story["notice"].model_copy(update={"withdrawn_utc": clock()}),)})
+    after = client.get("/api/v1/incidents/1").json()
+    kept = ("jobs", "outcome", "handoff_ids", "pause_s", "bytes_moved", "dollars", "notice_to_safe_s", "decisions")
+    assert {name: after[name] for name in kept} == {name: before[name] for name in kept} and after["jobs"]
+    assert after["outcome_reason"] == before["outcome_reason"] + "; the notice was withdrawn later"
+    assert after["withdrawn_at"] and not after["open"]
+
+
+def test_what_is_done_after_a_notice_is_withdrawn_belongs_to_the_next_one(client, story, clock):
+    agents, round_ = story["agents"], story["round"]
+    ended = {"state": HandoffState.ABORTED, "mirror_seq": 5, "changed_utc": clock()}
+    round_(a={"handoffs": (story["opened"].model_copy(update=ended),)})
+    round_(b={"notices": (story["notice"].model_copy(update={"withdrawn_utc": clock()}),)})
+    clock.advance(20)
+    round_(b={"notices": (agents["b"].notice(),)})
+    source = agents["a"].roster()
+    target = roster(story["job_id"], source.generation + 2, ParallelLayout(pp=3), "a", "c", "d")
+    second = mirror(source, target, clock(), leaving=("b",), measures=HandoffMeasures(pause_s=0.4))
+    round_(a={"handoffs": (second,)})
+    newer, older = client.get("/api/v1/incidents").json()
+    assert (newer["outcome"], newer["pause_s"]) == ("moved", 0.4)
+    assert (older["outcome"], older["pause_s"], older["jobs"]) == ("withdrawn", None, [story["job_id"]])
 
 
 def test_the_course_of_a_job_adds_up_to_its_bill(client, story, clock):

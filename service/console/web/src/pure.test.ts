@@ -9,7 +9,7 @@ import { drawn } from './charts/timeline_data'
 import { placeRanks } from './pages/job/RankCanvas'
 import { appended, linesOf } from './pages/job/log_lines'
 import { csvText } from './parts/csv'
-import { slackOf } from './pages/incident/story'
+import { slackOf, story } from './pages/incident/story'
 import { bytes, dollars, prose, seconds, span } from './parts/format'
 import { yaml } from './parts/yaml'
 import { done, fleet, handoff, incident, ranks, summary, timeline } from './test/sample'
@@ -207,6 +207,13 @@ test('the next page stands in the Link header', () => {
 test('a layout is written with the same sign in every sentence, and nothing else is changed', () => {
   expect(prose('without node-b: TP1xPP3xDP1 on 3 of 3 nodes, 0.115 s (+-30%) predicted per step')).toBe('without node-b: TP1×PP3×DP1 on 3 of 3 nodes, 0.115 s (±30%) predicted per step')
   expect(prose('TP2xPP2xVPP2xDP1, then TP4; box 4x8 of the pool xDP1x')).toBe('TP2×PP2×VPP2×DP1, then TP4; box 4x8 of the pool xDP1x')
+})
+
+test('an incident that moved a job and was withdrawn later says both', () => {
+  expect(story(incident)).not.toContain('taken back')
+  const undone = story({ ...incident, withdrawn_at: incident.deadline_at })
+  expect(undone).toContain('with a pause of')
+  expect(undone).toContain('The notice was taken back later.')
 })
 
 test('how early a node was needed no more is known only once nothing needs it', () => {

@@ -5,7 +5,7 @@ import { count, layoutName, plural, prose, seconds, span, words } from '../../pa
 export function story(of: IncidentOut): string {
   const warned = of.deadline_at ? `${span((Date.parse(of.deadline_at) - Date.parse(of.first_seen_at)) / 1000)} ahead` : 'without a deadline'
   const begin = of.drained ? `A person asked for ${of.node_id} to be empty.` : `${of.source} announced the ${words(of.kind)} of ${of.node_id}, ${warned}.`
-  return `${begin} ${outcome(of)} ${loss(of)}`.trim()
+  return [begin, outcome(of), loss(of), later(of)].filter(each => each !== '').join(' ')
 }
 
 function outcome(of: IncidentOut): string {
@@ -27,6 +27,11 @@ function outcome(of: IncidentOut): string {
     case 'nothing':
       return 'No job needed the node, so nothing was done.'
   }
+}
+
+/** Of a restart the reason says it. */
+function later(of: IncidentOut): string {
+  return of.outcome === 'moved' && of.withdrawn_at !== null ? 'The notice was taken back later.' : ''
 }
 
 function loss(of: IncidentOut): string {
