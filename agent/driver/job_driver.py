@@ -20,14 +20,15 @@ from agent.driver.lifecycle import Births
 from agent.driver.mirrors import relay_of
 from agent.driver.node_context import Node
 from agent.driver.notice_response import NoticeResponse
+from agent.driver.pace import Pace
 from agent.driver.participants import JobSlots
-from agent.driver.planning import Pulse, lead_candidates
+from agent.driver.planning import lead_candidates
 from agent.driver.rank_facts import checkpoint_fact, step_row
 from agent.driver.rank_host import STOP_GRACE_S, RankHost
 from agent.driver.spare_store import KEPT_BY, SpareStore
 from agent.journal import JournalError, Table
 from agent.link.step_leases import StepLeases, lease_for
-from agent.peer.asking import HIGHEST_FIELD, answered_ago, ask_others, status_of
+from agent.peer.asking import HIGHEST_FIELD, STEP_FIELD, answered_ago, ask_others, ask_step_s, status_of
 from agent.peer.deaths import Deaths
 from agent.peer.peer_server import PeerRefused
 from agent.peer.probe import Probes, Reached, answer_of
@@ -90,11 +91,17 @@ class JobDriver:
         )
         self._deaths = Deaths(node.node_id, self.slots.participants, send=self._send, say=self._host.say_all)
         self.spare = SpareStore(node, job_id)
+        self.pace = Pace(
+            node.node_id,
+            pulses=lambda: [state.pulse for state in self._host.states().values()],
+            ask=partial(ask_step_s, node.peers, job_id),
+            look_again=lambda: self.post(self._consider_notices),
+        )
         ask = partial(ask_others, node.peers, job_id, node.node_id)
         hears = {"ask": ask, "uses_store": self.spare.use, "seen": self.slots.highest_generation}
-        self.lead = Lead(node, job_id, send_order=self._send_order, post=self.post, pulse=self._pulse, **hears)
+        self.lead = Lead(node, job_id, send_order=self._send_order, post=self.post, pulse=self.pace.pulse, **hears)
         self.births = Births(node, job_id, self.slots, self._host, self.lead)
-        self.notices = NoticeResponse(node, job_id, self.slots, self.lead, self.births.alone, self._pulse)
+        self.notices = NoticeResponse(node, job_id, self.slots, self.lead, self.births.alone, self.pace)
         self.relay = relay_of(node, job_id)
         self.probes = Probes()
         self._leases = StepLeases(
@@ -108,8 +115,6 @@ class JobDriver:
         self._lost: dict[int, RankStatus] = {}
         self._finished: set[int] = set()
         self._last_row: StepRow | None = None
-        self._saved: tuple[int | None, float | None] = (None, None)  # step and seconds of the newest checkpoint
-        self._step_s_elsewhere = 0.0
         self._measured: dict[int, tuple[str, RankMeasures]] = {}  # by slot, with the handoff that it is about
 
     def restore(self) -> None:
@@ -131,7 +136,7 @@ class JobDriver:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for part in (self.lead, self.spare, self.notices, self.relay, self.probes, self._leases, self._host):
+        for part in (self.lead, self.spare, self.notices, self.pace, self.relay, self.probes, self._leases, self._host):
             await part.close()
 
     def forget(self) -> None:
@@ -222,6 +227,7 @@ class JobDriver:
             "node_id": self._node.node_id,
             "active_generation": active.generation if active is not None else None,
             HIGHEST_FIELD: max(self.lead.used(), self.slots.highest_generation(), by_service),
+            STEP_FIELD: self.pace.pulse().median_step_s,
             "layout": str(active.layout) if active is not None else None,
             "leading": self.lead.open_id or None,
             "service_heard_s": None if math.isinf(heard_at) else time.monotonic() - heard_at,
@@ -260,8 +266,7 @@ class JobDriver:
         await self.lead.tick(self._node.peers.unreachable_since(self.job_id))
         if self.order is not None:
             await self.births.consider(self.order, self._lost)
-            if self.births.wanted(self.order) is DesiredState.RUN:
-                await self.notices.consider(self.order)
+            await self._consider_notices()
             self.relay.tick(*self.notices.who_stays(self.order))
         await self._keep_spare_store()
         await self._tidy_stores()
@@ -282,20 +287,22 @@ class JobDriver:
         if order.generation is not None:
             self._lost = {slot: lost for slot, lost in self._lost.items() if lost.generation >= order.generation}
         await self.births.consider(order, self._lost)
-        if self.births.wanted(order) is DesiredState.RUN:
-            await self.notices.consider(order)
-        else:
+        await self._consider_notices()
+        if self.births.wanted(order) is not DesiredState.RUN:
             self._lost.clear()
 
     async def _take_notice(self, fact: NoticeFact, *, asked_to_lead: bool) -> None:
         """Answered as soon as it is heard: of a short notice every tenth of a second counts."""
         self.notices.take(fact, asked_to_lead=asked_to_lead)
-        if self.order is not None and self.births.wanted(self.order) is DesiredState.RUN:
-            await self.notices.consider(self.order)
+        await self._consider_notices()
 
     async def _take_peers_notice(self, fact: NoticeFact, step_s: float) -> None:
-        self._step_s_elsewhere = step_s or self._step_s_elsewhere
+        self.pace.take(step_s, 0 if self.order is None else self.order.generation or 0)
         await self._take_notice(fact, asked_to_lead=True)
+
+    async def _consider_notices(self) -> None:
+        if self.order is not None and self.births.wanted(self.order) is DesiredState.RUN:
+            await self.notices.consider(self.order)
 
     def _work_of(self, envelope: Envelope) -> Work:
         match envelope.body:
@@ -385,7 +392,7 @@ class JobDriver:
 
     def _take_checkpoint(self, slot: int, event: Checkpointed | CheckpointFailed, state: RankState | None) -> None:
         if isinstance(event, Checkpointed):
-            self._saved = event.step, event.seconds
+            self.pace.take_checkpoint(event.step, event.seconds)
         world = event.generation or self.slots.world_of(slot, state)
         fact = checkpoint_fact(self.job_id, event, generation=world, now=self._node.now())
         self._node.outbox.put_checkpoint(fact)
@@ -419,14 +426,6 @@ class JobDriver:
             reason=state.shown_reason,
             ended=state.ended,
         )
-
-    def _pulse(self) -> Pulse:
-        pulses = [state.pulse for state in self._host.states().values()]
-        if not pulses:
-            return Pulse(0, 0.0, self._step_s_elsewhere, *self._saved)
-        last, now = max(pulses, key=lambda pulse: pulse.step), time.monotonic()
-        slowest = max(pulses, key=lambda pulse: pulse.median_s())
-        return Pulse(last.step, last.step_age_s(now), slowest.median_s(), *self._saved, slowest.deviation_s())
 
     # Step leases.
 

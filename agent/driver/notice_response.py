@@ -6,13 +6,14 @@ nothing comes of it. The service learns of it in parallel, through sync.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime
 
 from agent.driver.lead import Lead, Leaving
 from agent.driver.node_context import Node
+from agent.driver.pace import Pace
 from agent.driver.participants import JobSlots
-from agent.driver.planning import Intent, NoPlan, Pulse, Turn, lead_candidates
+from agent.driver.planning import Intent, NoPlan, Turn, lead_candidates
 from agent.link.lone_suspension import LoneSuspension
 from agent.peer.peer_client import PeerUnreachable
 from agent.protocol.notice_life import TAKES_THE_NODE, Notices, heard_until, moves_jobs
@@ -28,24 +29,23 @@ FORWARD_AGAIN_S, FORWARD_PATIENCE_S = 2.0, 5.0
 LEAD_TURN_S = 3.0
 IN_TOUCH_S = 2.0
 """Whoever was asked to lead by another node since then is not cut off."""
+ASKS_PACE = "asking the nodes that train how long a step takes"
 TOLD_MAX = 64
 WITHDRAWAL_ATTEMPTS = 3
 _log = logging.getLogger(__name__)
 
 
 class NoticeResponse:
-    """Of one job. Which notices count, and until when, is decided in `agent.protocol.notice_life`. `pulse`: how the job
-    steps here; `alone`: ends its ranks where nothing else is left and the service is away."""
+    """Of one job. Which notices count, and until when, is decided in `agent.protocol.notice_life`. `pace`: how the job
+    steps; `alone`: ends its ranks where nothing else is left and the service is away."""
 
-    def __init__(
-        self, node: Node, job_id: str, slots: JobSlots, lead: Lead, alone: LoneSuspension, pulse: Callable[[], Pulse]
-    ) -> None:
+    def __init__(self, node: Node, job_id: str, slots: JobSlots, lead: Lead, alone: LoneSuspension, pace: Pace) -> None:
         self._node = node
         self._job_id = job_id
         self._slots = slots
         self._lead = lead
         self._alone = alone
-        self._pulse = pulse
+        self._pace = pace
         self._notices = Notices()
         self._asked_to_lead = False
         self._asked_at = float("-inf")
@@ -129,6 +129,8 @@ class NoticeResponse:
             promised = self._slots.promised_order()
             if promised is not None and promised.proposer_id != own and self._lead.is_idle:
                 return  # Somebody else leads a handoff here; a next one can only follow it.
+            if self._lead.is_idle and not self._pace.is_known(active):
+                return self._lead.wait(ASKS_PACE)
             turn = Turn(candidates.index(own), in_touch=self._node.now() - self._asked_at <= IN_TOUCH_S)
             where = (order, active, self._moments(leaving))
             found = await self._lead.answer_loss(*where, barred=self._barred(active), turn=turn)
@@ -145,7 +147,7 @@ class NoticeResponse:
         """Nothing fits without these nodes. Where the service is away agents suspend the job, if it can be saved."""
         if order.suspends_utc is not None or order.spec.checkpoint is None:
             return
-        pulse = self._pulse()
+        pulse = self._pace.pulse()
         times = EndTimes(pulse.median_step_s, pulse.save_s)
         text = f"{listed(sorted(leaving))} will go, and {why}"
         await self._alone.plan(active, {node: _earliest(facts) for node, facts in leaving.items()}, times, text)
@@ -174,7 +176,7 @@ class NoticeResponse:
         for name in ready or candidates:
             try:
                 for fact in facts:
-                    body = NoticeBody(notice=fact, step_s=self._pulse().median_step_s)
+                    body = NoticeBody(notice=fact, step_s=self._pace.pulse().median_step_s)
                     await self._node.peers.send(self._node.envelope(self._job_id, name, body))
             except PeerUnreachable as error:
                 _log.warning("job %s: %s cannot be told of the notice: %s", self._job_id, name, error)
@@ -218,6 +220,8 @@ class NoticeResponse:
         since = self._proposed_at.setdefault(key, self._node.now())
         while len(self._proposed_at) > 64:
             del self._proposed_at[next(iter(self._proposed_at))]
+        if not self._pace.is_known(active):
+            return self._lead.wait(ASKS_PACE)
         turn = candidates.index(own)
         if self._node.now() - since < turn * LEAD_TURN_S:
             return

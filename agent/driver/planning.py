@@ -32,6 +32,9 @@ STREAM_SHARE, REPLAY_SHARE = 0.5, 0.1
 """Guesses: of the bandwidth that streaming gets, and of a step that a replay takes."""
 MARGIN_GUESS_S, MARGIN_LEAST_S, MARGIN_MOST_S = 2.0, 0.5, 4.0
 """How much later than estimated a rung may end and still be in time: what earlier handoffs came late, within bounds."""
+STEP_GUESS_S, STEP_GUESS_TIMES = 2.0, 2.0
+"""Where nobody could tell how long a step takes, it counts as so long, and as so many times what following one takes:
+ranks that cannot follow find that out themselves."""
 GRADIENT_BYTES_PER_PARAMETER = 4
 """What a target reads of each step that it follows."""
 
@@ -80,9 +83,9 @@ class NoPlan:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """How the job steps on this node: the last step, how long ago it ended, and the median seconds of one. `save_s`:
-    of its newest checkpoint, None if this node has reported none. `deviation_s`: how far the last steps lie from their
-    median, in the median; None after too few steps."""
+    """How the job steps: the last step on this node, how long ago it ended, and the median seconds of one, 0 where that
+    is not known. `save_s`: of its newest checkpoint, None if this node has reported none. `deviation_s`: how far the
+    last steps lie from their median, in the median; None after too few steps."""
 
     step: int
     step_age_s: float
@@ -248,7 +251,9 @@ def ladder_inputs(
     presses. Whether a rank can stream at all it finds out itself, and falls to the next rung with its reason."""
     parameters = estimate_parameters(order.spec.model)
     bandwidth = learned.bandwidth_bytes_per_s or BANDWIDTH_GUESS_BYTES_PER_S
-    follow_s = GRADIENT_BYTES_PER_PARAMETER * parameters / bandwidth + REPLAY_SHARE * pulse.median_step_s
+    read_s = GRADIENT_BYTES_PER_PARAMETER * parameters / bandwidth
+    learned_s = read_s if learned.follow_s is None else learned.follow_s
+    step_s = pulse.median_step_s or max(STEP_GUESS_S, STEP_GUESS_TIMES * learned_s)
     going = [rank for rank, member in enumerate(source.members) if member not in plan.members]
     staying = set(source.node_ids()) - leaving
     micro_batches = order.spec.micro_batches(source.layout)
@@ -259,8 +264,8 @@ def ladder_inputs(
         bytes_to_move=bytes_to_move,
         bandwidth_bytes_per_s=bandwidth,
         prepare_s=learned.prepare_s or PREPARE_GUESS_S,
-        step_s=pulse.median_step_s,
-        seconds_to_boundary=max(0.0, pulse.median_step_s - pulse.step_age_s),
+        step_s=step_s,
+        seconds_to_boundary=max(0.0, step_s - pulse.step_age_s),
         seconds_to_deadline=left_s,
         margin_s=learned.margin_s,
         sources_whole=True,
@@ -268,7 +273,7 @@ def ladder_inputs(
         nodes_least=order.spec.nodes.min,
         checkpoint_age_steps=age,
         stream_share=STREAM_SHARE,
-        follow_s=learned.follow_s if learned.follow_s is not None else follow_s,
+        follow_s=learned.follow_s if learned.follow_s is not None else read_s + REPLAY_SHARE * step_s,
         one_sided=True,
         replay_refusal=learned.replay_refusal,
         stream_failure=learned.stream_failure if learned.failed_in == source.generation else "",
@@ -277,7 +282,7 @@ def ladder_inputs(
         endpoints_s=learned.endpoints_s if learned.endpoints_s is not None else ENDPOINTS_GUESS_S,
         ranks_staying=len(source.members) - len(going),
         rescue_failure=learned.rescue_failure if learned.rescue_failed_in == source.generation else "",
-        part_s=None if part is None else part * pulse.median_step_s,
+        part_s=None if part is None else part * step_s,
         step_deviation_s=pulse.deviation_s,
     )
 

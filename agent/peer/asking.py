@@ -1,8 +1,8 @@
 """What the job's other agents tell when they are asked: which numbers they know, and whether they hear the service.
 
-An agent that leads asks whether it hears enough of them. One that is cut off would open a handoff that nobody else can
-join, under a number that another agent, which leads meanwhile, takes as well. Whoever hears more than half of the nodes
-is not cut off alone. Of two nodes nobody can tell which one is cut off.
+An agent without a rank asks how long a step takes. One that leads asks whether it hears enough of them: an agent that
+is cut off would open a handoff that nobody else can join, under a number that another one, which leads meanwhile, takes
+as well. Whoever hears more than half of the nodes is not cut off alone. Of two nodes nobody can tell which one is.
 """
 
 import asyncio
@@ -19,6 +19,9 @@ from liver_core.layout.limits import GENERATION_MAX, listed
 ASKED_MAX = 8
 """Of the agents of a large job so many are asked, chosen at random."""
 HIGHEST_FIELD = "highest_generation"
+STEP_FIELD = "step_s"
+STEP_WITHIN_S = 1.0
+"""How long an agent waits for the first answer that tells it how long a step takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,24 @@ async def status_of(peers: PeerClient, job_id: str, node_id: str) -> dict[str, A
         return await peers.status(job_id, node_id)
     except PeerUnreachable:
         return None
+
+
+async def ask_step_s(peers: PeerClient, job_id: str, nodes: Collection[str]) -> float:
+    """The usual seconds of a step, by the first of these nodes' agents that tells them; all ranks of a world step
+    together. 0 where none does within `STEP_WITHIN_S`."""
+    asked = random.sample(sorted(nodes), min(ASKED_MAX, len(nodes)))
+    waiting = [asyncio.create_task(status_of(peers, job_id, name)) for name in asked]
+    try:
+        for each in asyncio.as_completed(waiting, timeout=STEP_WITHIN_S):
+            told = (await each or {}).get(STEP_FIELD)
+            if type(told) in (int, float) and 0 < told < math.inf:
+                return told
+    except TimeoutError:
+        return 0.0
+    finally:
+        for task in waiting:
+            task.cancel()
+    return 0.0
 
 
 def answered_ago(status: Mapping[str, Any], *, wanted: int) -> float:

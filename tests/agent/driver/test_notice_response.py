@@ -15,12 +15,14 @@ from agent.driver.job_driver import TICK_S, JobDriver
 from agent.driver.lead import Lead, Leaving
 from agent.driver.node_context import Node
 from agent.driver.notice_response import (
+    ASKS_PACE,
     FORWARD_AGAIN_S,
     FORWARD_PATIENCE_S,
     IN_TOUCH_S,
     LEAD_TURN_S,
     NoticeResponse,
 )
+from agent.driver.pace import Pace
 from agent.driver.participants import JobSlots
 from agent.driver.planning import NoPlan, Pulse, Turn, Wait
 from agent.link.lone_suspension import LoneSuspension
@@ -95,6 +97,20 @@ class AloneRecord:
         self.said.append(None)
 
 
+class PaceRecord:
+    """The job's steps take half a second. `known`: whether that is known here."""
+
+    def __init__(self) -> None:
+        self.known = True
+
+    def pulse(self) -> Pulse:
+        return Pulse(40, 0.0, 0.5 if self.known else 0.0, 30, 2.0)
+
+    def is_known(self, world: Roster) -> bool:
+        assert world.generation == 1
+        return self.known
+
+
 class SlotsRecord:
     """The ranks of ACTIVE train; `promised` is the order that they are bound to."""
 
@@ -165,6 +181,7 @@ class Scene:
         self.peers = Peers(clock=lambda: self.now)
         self.lead = LeadRecord(lambda: self.now)
         self.alone = AloneRecord()
+        self.pace = PaceRecord()
         self.slots = SlotsRecord()
         self.outbox = Outbox()
         self.node = cast(
@@ -198,7 +215,7 @@ class Scene:
 
     def _response(self) -> NoticeResponse:
         parts = (cast(JobSlots, self.slots), cast(Lead, self.lead), cast(LoneSuspension, self.alone))
-        return NoticeResponse(self.node, JOB_ID, *parts, lambda: Pulse(40, 0.0, 0.5, 30, 2.0))
+        return NoticeResponse(self.node, JOB_ID, *parts, cast(Pace, self.pace))
 
     def job(self) -> JobDriver:
         """The job's queue with its tick, started; the clock is the loop's."""
@@ -559,6 +576,27 @@ def test_a_node_without_a_rank_leads_where_every_member_goes_and_only_there(orde
         scene.slots.world = None
         await scene.hear(notice("b"))
         assert scene.lead.asked == [], "a has a rank in that world, and does not know yet where it stands"
+
+    asyncio.run(scenario())
+
+
+def test_a_node_without_a_rank_opens_nothing_before_it_knows_how_long_a_step_takes(order: JobOrder) -> None:
+    """Whether the service proposes it, as in a drain, or a notice says so."""
+    wanted = proposal(HandoffCause.NOTICE, "e", "f", leaving=FOUR)
+    gone = tuple(notice(name) for name in FOUR)
+
+    async def scenario() -> None:
+        scene = Scene(order.model_copy(update={"handoff": wanted}), "e")
+        scene.slots.world, scene.pace.known = None, False
+        for fact in gone:
+            await scene.hear(fact)
+        assert (scene.lead.asked, scene.lead.opened, set(scene.lead.waits)) == ([], [], {ASKS_PACE})
+        scene.pace.known = True
+        await scene.response.consider(scene.order)
+        assert (len(scene.lead.asked), scene.lead.opened) == (1, [wanted.handoff_id])
+        scene.pace.known, scene.lead.is_idle = False, False
+        await scene.response.consider(scene.order)
+        assert len(scene.lead.asked) == 2, "what is open is amended with what is known"
 
     asyncio.run(scenario())
 

@@ -9,6 +9,7 @@ import pytest
 
 from agent.driver.journal_records import SlotMemory
 from agent.driver.planning import (
+    STEP_GUESS_S,
     Intent,
     Learned,
     NoPlan,
@@ -297,6 +298,17 @@ def test_the_ladder_gets_guesses_until_handoffs_have_measured(order: JobOrder) -
     assert ladder_inputs(*where, pulse=Pulse(80, 2.0, 0.5, None), learned=Learned()).checkpoint_age_steps is None
 
 
+@pytest.mark.parametrize("follow_s", [None, 0.01, 3.0])
+def test_a_step_of_unknown_length_is_no_step_of_no_length(order: JobOrder, follow_s: float | None) -> None:
+    """Streaming is tried, and the boundary may be a step away."""
+    found, learned = plan(order, "b"), Learned(follow_s=follow_s)
+    assert isinstance(found, Plan)
+    where = (order, ACTIVE, found, frozenset({"b"}), 60.0)
+    inputs = ladder_inputs(*where, pulse=Pulse(0, 0.0, 0.0, None), learned=learned)
+    assert inputs.step_s >= STEP_GUESS_S and inputs.seconds_to_boundary == inputs.step_s > inputs.follow_s
+    assert choose_rung(inputs).rung is Rung.LIVE
+
+
 def test_a_nearer_deadline_takes_a_rescue_only_where_nothing_that_is_prepared_can_be_in_time(order: JobOrder) -> None:
     found = plan(order, "b")
     assert isinstance(found, Plan)
@@ -330,7 +342,7 @@ def test_a_handoff_is_live_unless_something_is_known_against_it(order: JobOrder)
     assert rung_for(order, 9.0) is Rung.STOP_AND_COPY
     assert rung_for(order, 3.0) is Rung.RESCUE
     assert rung_for(order, 0.0) is Rung.CHECKPOINT
-    assert rung_for(order, None, step_s=0.0) is Rung.STOP_AND_COPY
+    assert rung_for(order, None, step_s=0.001) is Rung.STOP_AND_COPY, "following takes longer than a step"
     assert rung_for(order, None, learned=Learned(replay_refusal="fused AdamW")) is Rung.STOP_AND_COPY
     assert rung_for(order, None, learned=Learned(follow_s=0.6)) is Rung.STOP_AND_COPY
     assert rung_for(order, 25.0, learned=Learned(prepare_s=22.0)) is Rung.STOP_AND_COPY

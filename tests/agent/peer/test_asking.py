@@ -6,7 +6,16 @@ from typing import Any, cast
 
 import pytest
 
-from agent.peer.asking import ASKED_MAX, HIGHEST_FIELD, PeersHeard, answered_ago, ask_others
+from agent.peer.asking import (
+    ASKED_MAX,
+    HIGHEST_FIELD,
+    STEP_FIELD,
+    STEP_WITHIN_S,
+    PeersHeard,
+    answered_ago,
+    ask_others,
+    ask_step_s,
+)
 from agent.peer.peer_client import PeerClient, PeerUnreachable
 from liver_core.layout.limits import GENERATION_MAX
 from tests.agent import virtual_time
@@ -95,3 +104,27 @@ def test_an_agent_that_knows_of_a_newer_start_has_heard_the_service_since(
     """Whether it still has a rank of it or not."""
     status = {"service_heard_s": heard_s, "active_generation": None, **knows(highest)}
     assert answered_ago(status, wanted=3) == ago
+
+
+@pytest.mark.parametrize(
+    ("answers", "told_s", "after_s"),
+    [
+        ({"b": {STEP_FIELD: 0.8}}, 0.8, 0.0),
+        ({"b": None, "c": {STEP_FIELD: 2}}, 2, 0.0),
+        ({"b": {STEP_FIELD: 0.0}, "c": {}}, 0.0, 0.0),
+        ({"b": {STEP_FIELD: True}, "c": {STEP_FIELD: math.nan}, "d": {STEP_FIELD: "1"}}, 0.0, 0.0),
+        ({"b": None}, 0.0, STEP_WITHIN_S),
+        ({}, 0.0, 0.0),
+    ],
+    ids=["one", "one of two", "none knows", "no number", "silent", "nobody"],
+)
+def test_the_first_that_tells_it_says_how_long_a_step_takes(
+    answers: dict[str, dict[str, Any] | None], told_s: float, after_s: float
+) -> None:
+    async def scenario() -> tuple[float, float]:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        found = await ask_step_s(cast(PeerClient, Peers(**answers)), "job", tuple(answers))
+        return found, loop.time() - began
+
+    assert virtual_time.run(scenario()) == (told_s, pytest.approx(after_s))

@@ -40,7 +40,7 @@ class HookedJob(GptJob):
 
 
 class StuckJob(HookedJob):
-    """Rank 0 cannot go on writing the checkpoint of step 2 before step 6 is made, and then raises what nobody foresaw."""
+    """Rank 0 writes no more of the checkpoint of step 2 before step 6 is made, and then raises what nobody foresaw."""
 
     def on_step(self, step: int, loss: float, state: Any, world: Any) -> None:
         super().on_step(step, loss, state, world)
