@@ -183,15 +183,15 @@ def test_the_wake_stream_makes_the_agent_sync_long_before_its_poll(service: Serv
 def test_an_agent_that_is_woken_some_time_after_its_last_report_fetches_its_orders_at_once(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.link.link.AWAKE_LEAST_S", 3.0)
+    monkeypatch.setattr("agent.link.link.AWAKE_LEAST_S", 1.5)
 
     async def check(agent: Agent) -> None:
         await eventually(lambda: agent.orders, "orders")
-        await asyncio.sleep(3.2)
+        await asyncio.sleep(1.6)
         before, began = len(agent.orders), time.monotonic()
         service.wake.set()
         await eventually(lambda: len(agent.orders) > before, "orders after the wake event")
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 1.0
 
     run_while(service.url, check)
 

@@ -15,7 +15,6 @@ import torch
 
 from liver_core.handoff.messages import StoreAddress
 from liver_core.transport.protocol import Transport, TransportError
-from liver_core.worlds.groups import STORE_ANSWER_S
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
@@ -25,7 +24,8 @@ STORE = (
     "print(store.port, flush=True)\n"
     "input()\n"
 )
-PATIENCE_S = STORE_ANSWER_S + 10.0
+ANSWER_S = 0.5
+PATIENCE_S = 10.0
 
 
 @pytest.fixture
@@ -35,6 +35,11 @@ def store() -> Iterator[tuple[StoreAddress, int]]:
         assert process.stdout is not None
         yield StoreAddress("127.0.0.1", int(process.stdout.readline())), process.pid
         process.kill()
+
+
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liver_core.transport.endpoint.STORE_ANSWER_S", ANSWER_S)
 
 
 def serving(name: str, store: StoreAddress) -> Transport:

@@ -29,7 +29,7 @@ def test_a_store_that_starts_late_is_waited_for():
         port = reserved.getsockname()[1]
     started: list[dist.TCPStore] = []
     later = threading.Timer(
-        2.5, lambda: started.append(dist.TCPStore(HOST, port, is_master=True, wait_for_workers=False))
+        1.5, lambda: started.append(dist.TCPStore(HOST, port, is_master=True, wait_for_workers=False))
     )
     later.start()
     connect_store(StoreAddress(HOST, port), timeout_s=40.0, answer_s=10.0).set("key", "value")
