@@ -1,5 +1,7 @@
 """Checkpoints on request, and jobs that go on from one."""
 
+import pytest
+
 from agent.protocol.process_end import ProcessEnd
 from agent.protocol.sync import JobFinished, SourceCheckpoint
 from liver_core.handoff.generations import next_start
@@ -118,10 +120,18 @@ def test_checkpoints_that_fail_are_told_until_one_is_written(fleet: Fleet):
     assert (kept["kind"], kept["times"], kept["step"]) == ("checkpoint", 2, 30) and kept["over_at"] is not None
 
 
-def test_a_loss_that_nobody_announced_is_kept_as_an_incident(fleet: Fleet):
+@pytest.mark.parametrize("announced", [False, True])
+def test_a_loss_that_nobody_announced_is_kept_as_an_incident(fleet: Fleet, announced: bool):
     fleet.run()
     fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(10),)}})
+    if announced:
+        fleet.round(parts={"b": {"notices": (fleet.agents["b"].notice(),)}})
     fleet.crash(ProcessEnd(7, exit_code=1, reported="ValueError: no item 7"), step=16)
-    (kept,) = fleet.client.get(f"/api/v1/jobs/{fleet.job_id}/incidents").json()
-    assert (kept["kind"], kept["generation"], kept["lost_steps"]) == ("loss", 1, 6)
-    assert "ValueError: no item 7" in kept["reason"] and kept["node_id"] in fleet.agents
+    kept = fleet.client.get(f"/api/v1/jobs/{fleet.job_id}/incidents").json()
+    if announced:
+        assert kept == [], "the notice is an incident already"
+    else:
+        assert [(row["kind"], row["generation"], row["lost_steps"], row["node_id"]) for row in kept] == [
+            ("loss", 1, 6, "b")
+        ]
+        assert "ValueError: no item 7" in kept[0]["reason"] and kept[0]["over_at"] is not None
