@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from agent.protocol.sync import LEASE_SHARE
+from liver_core.handoff.generations import start_of
 
 ASK_SHARE = 0.3
 """Of that time: when the other agents are asked, and how old an answer of the service is that still counts."""
@@ -113,12 +114,14 @@ def lease_for(
     that of `steps_from`.
 
     None for a rank of a world that the service has replaced by the `wanted` generation: it gets no lease. Before
-    `steps_from` an older world may step on beside the wanted one, and the ranks of that get a lease that is over.
+    `steps_from` an older world may step on beside the wanted one, and the ranks of that get a lease that is over. So do
+    ranks of a newer start than the wanted one: these orders are older, and do not tell from when on it may step.
     """
     if generation < wanted:
         return None
+    is_newer = start_of(generation) > start_of(wanted)
     waits = generation == wanted and steps_from is not None and now < steps_from
-    return min(until, at) if waits else until
+    return min(until, at) if waits or is_newer else until
 
 
 def may_go_on(*, is_there: bool, reaches_anybody: bool) -> bool:

@@ -114,8 +114,16 @@ def test_a_rank_steps_only_in_the_wanted_world_and_when_no_older_one_may(
 ):
     moment = {"until": 50.0, "at": 40.0, "now": 1_000.0}
     assert lease_for(generation, wanted=100_001, steps_from=steps_from, **moment) == lease
-    assert lease_for(generation, wanted=0, steps_from=None, **moment) == 50.0
+    assert lease_for(1, wanted=0, steps_from=None, **moment) == 50.0, "the service has told of none yet"
 
 
 def test_a_lease_that_is_over_is_not_made_longer_for_a_world_that_waits():
     assert lease_for(1, wanted=1, steps_from=9.0, until=30.0, at=40.0, now=0.0) == 30.0
+
+
+def test_older_orders_give_no_lease_to_ranks_of_a_newer_start():
+    """They do not tell how long it waits for an older world. A handoff that agents have made waits for none."""
+    told = {"steps_from": None, "until": 40.0, "at": 30.0, "now": 0.0}
+    assert lease_for(100_001, wanted=3, **told) == 30.0
+    assert lease_for(100_001, wanted=3, **(told | {"until": 20.0})) == 20.0
+    assert lease_for(4, wanted=3, **told) == lease_for(100_002, wanted=100_001, **told) == 40.0
