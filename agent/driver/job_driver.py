@@ -472,7 +472,8 @@ class JobDriver:
         kept = {(memory.store.host, memory.store.port) for memory in living if memory.store is not None}
         wanted = None
         if self._is_named and self.births.wanted(self.order) is DesiredState.RUN:
-            wanted, newest = self.order.generation, self.lead.mirrors.newest_store()
+            wanted = self.order.generation
+            newest = self.lead.mirrors.newest_store(since=wanted or 0)
             kept |= set() if newest is None else {newest}
         for key, address in self._node.stores.hosted:
             is_over = key.generation != wanted and key != self.spare.key and (address.host, address.port) not in kept

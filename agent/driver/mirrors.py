@@ -81,9 +81,11 @@ class Mirrors:
             return self.progress
         return self._ended.get(handoff_id)
 
-    def newest_store(self) -> tuple[str, int] | None:
-        """Host and port of the store of the newest world that a handoff led here has made."""
-        active = [item.mirror for item in self._ended.values() if item.mirror.state is HandoffState.ACTIVE]
+    def newest_store(self, *, since: int) -> tuple[str, int] | None:
+        """Host and port of the store of the newest world that a handoff led here has made; None where generation
+        `since`, which the service knows, has followed it."""
+        ended = (item.mirror for item in self._ended.values() if item.mirror.state is HandoffState.ACTIVE)
+        active = [mirror for mirror in ended if mirror.generation >= since]
         newest = max(active, key=lambda mirror: mirror.generation, default=None)
         return None if newest is None or newest.store is None else (newest.store.host, newest.store.port)
 

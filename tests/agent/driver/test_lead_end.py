@@ -277,16 +277,18 @@ def test_the_store_of_the_newest_world_that_was_made_here_is_known_and_that_of_a
 ) -> None:
     async def run() -> None:
         now = Scene(job)
-        assert now.lead.mirrors.newest_store() is None
+        assert now.lead.mirrors.newest_store(since=1) is None
         await now.notice(60.0, "d")
         await now.deliver(RankStage.PREPARING)
         await now.deliver(RankStage.ABORTED, reason=Reason("it broke", "prepare"))
-        assert now.lead.mirrors.newest_store() is None, "nobody steps in a world that it made"
+        assert now.lead.mirrors.newest_store(since=1) is None, "nobody steps in a world that it made"
         now.now += 2 * RETRY_MAX_S
         await now.notice(60.0, "d")
         await all_say(now, *TO_THE_END)
         await now.deliver()
-        assert now.lead.is_idle and now.lead.mirrors.newest_store() == ("127.0.0.1", 4_000)
+        assert now.lead.is_idle and now.lead.mirrors.newest_store(since=1) == ("127.0.0.1", 4_000)
+        assert now.lead.mirrors.newest_store(since=3) == ("127.0.0.1", 4_000), "the service has heard of that world"
+        assert now.lead.mirrors.newest_store(since=4) is None, "another world has followed it"
 
     asyncio.run(run())
 

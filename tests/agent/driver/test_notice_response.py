@@ -76,7 +76,7 @@ class LeadRecord:
     async def tick(self, unreachable: dict[str, float]) -> None:
         """Nothing is led."""
 
-    def newest_store(self) -> None:
+    def newest_store(self, *, since: int) -> None:
         """Nothing was led."""
 
     async def close(self) -> None:
