@@ -7,9 +7,10 @@ from datetime import datetime
 from itertools import takewhile
 from uuid import UUID
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, exists, select
 from sqlalchemy.orm import Session
 
+from agent.protocol.sync import HandoffMirror
 from agent.protocol.values import HandoffState, Placement
 from liver_core.handoff import Decision, Rung
 from service.db.base import among
@@ -68,6 +69,17 @@ def lost_seconds(session: Session, job_id: str, *, most: int) -> list[float]:
 def open_handoff(session: Session, job_id: str) -> HandoffRow | None:
     """The handoff that may still become active; if several are known, the one that is furthest."""
     return open_handoffs(session, [job_id]).get(job_id)
+
+
+def is_stored(session: Session, mirror: HandoffMirror) -> bool:
+    """Whether this copy of a handoff, or a newer one of the same proposer, has been taken before."""
+    wanted = (
+        HandoffRow.handoff_id == mirror.handoff_id,
+        HandoffRow.job_id == mirror.job_id,
+        HandoffRow.proposer == mirror.proposer,
+        HandoffRow.mirror_seq >= mirror.mirror_seq,
+    )
+    return session.scalar(select(exists().where(*wanted))) is True
 
 
 def open_handoffs(session: Session, job_ids: Iterable[str]) -> dict[str, HandoffRow]:

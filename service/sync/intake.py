@@ -104,6 +104,7 @@ class Intake:
             world=lambda number: self.world(job.job_id, number),
             checkpoints=place["path"] if place is not None else None,
             last_step=int(job.spec["stop"]["steps"]),
+            is_member=lambda node_id: job.job_id in self.jobs_of(node_id),
         )
 
     def refuse(self, part: str, key: object, reason: str) -> None:

@@ -43,12 +43,14 @@ class KnownWorld:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What the service knows of a job. `world`: of a generation, None for one that it does not know."""
+    """What the service knows of a job. `world`: of a generation, None for one that it does not know. `is_member`:
+    whether a node gets the job's orders, also as a target or a spare."""
 
     active: int | None
     world: Callable[[int], KnownWorld | None]
     checkpoints: str | None
     last_step: int
+    is_member: Callable[[str], bool]
 
 
 class Treatment(StrEnum):
@@ -81,7 +83,7 @@ def ruling(part: str, item: Any, node_id: str, job: JobFacts) -> Ruling:
         return Ruling(Treatment.HOLD, why) if part in HOLDS else TAKE
     own = world.seats.get(node_id, frozenset())
     if not own:
-        return TAKE if _has_a_part(part, node_id, world, job) else _none_of(node_id, item.generation)
+        return _of_another(part, item, node_id, world, job)
     if part == "ranks" and world.is_settled and (item.rank, item.slot) not in own:
         return Ruling(Treatment.REFUSE, f"rank {item.rank} in slot {item.slot} is not one of node {node_id}'s")
     if part == "logs" and world.is_settled and item.rank not in {rank for rank, _ in own}:
@@ -89,20 +91,21 @@ def ruling(part: str, item: Any, node_id: str, job: JobFacts) -> Ruling:
     return TAKE
 
 
-def _has_a_part(part: str, node_id: str, world: KnownWorld, job: JobFacts) -> bool:
+def _of_another(part: str, item: Any, node_id: str, world: KnownWorld, job: JobFacts) -> Ruling:
     """Of a world that the node has no rank in: ranks that are given up before they begin, the store that it started for
-    it as a node of the world before, and what nodes that have gone passed on to those that came."""
+    it as a node of the world before, and what nodes that have gone passed on to those that came. The world that they
+    came to may be told later."""
+    wrong = Ruling(Treatment.REFUSE, f"node {node_id} holds no rank of generation {item.generation}")
     if part == "ranks":
-        return not world.is_settled
+        return wrong if world.is_settled else TAKE
     if part == "stores":
-        return node_id == world.store_node
+        return TAKE if node_id == world.store_node else wrong
+    if part not in PASSED_ON or not (part == "checkpoints" or world.is_settled):
+        return wrong
     active = job.world(job.active) if job.active else None
-    is_over = part == "checkpoints" or world.is_settled
-    return part in PASSED_ON and is_over and active is not None and node_id in active.seats
-
-
-def _none_of(node_id: str, generation: int) -> Ruling:
-    return Ruling(Treatment.REFUSE, f"node {node_id} holds no rank of generation {generation}")
+    if active is not None and node_id in active.seats:
+        return TAKE
+    return Ruling(Treatment.HOLD, f"no world of node {node_id} is known here yet") if job.is_member(node_id) else wrong
 
 
 def _checkpoint_rule(path: str, step: int, job: JobFacts) -> str:

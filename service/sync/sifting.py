@@ -14,6 +14,7 @@ from agent.protocol.sync import HandoffMirror, StepRow
 from service.audit.operations import note
 from service.audit.tables import AuditRow
 from service.handoffs.operations import mirror_handoff
+from service.handoffs.queries import is_stored
 from service.jobs.grants import granted_nodes, lock_granted
 from service.jobs.tables import HeldFactRow
 from service.ledger.rules import OVER
@@ -67,6 +68,8 @@ def take_mirrors(intake: Intake) -> None:
     # Oldest generation first: agents that worked without the service may report several, each the parent of the next.
     for mirror in sorted(intake.report.handoffs, key=attrgetter("generation", "mirror_seq")):
         verdict, reason = _rule_on(intake, mirror, intake.node.node_id)
+        if verdict is Treatment.REFUSE and is_stored(intake.session, mirror):
+            continue  # An agent that was started anew tells it again, and nodes of it have left since.
         if verdict is Treatment.REFUSE:
             intake.overstep("handoffs", mirror.job_id, mirror.handoff_id, reason)
         elif verdict is Treatment.HOLD:

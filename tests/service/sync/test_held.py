@@ -6,6 +6,8 @@ from agent.protocol.sync import CheckpointFact, JobFinished, LogChunk, RankStatu
 from agent.protocol.values import HandoffState
 from liver_core.handoff import RankStage
 from liver_core.layout import ParallelLayout
+from service.jobs.grants import end_grants
+from service.jobs.tables import JobMemberRow, MemberRole
 from service.reconcilers import upkeep
 from service.sync import held
 from tests.service.fake_agent import mirror, roster, step_row
@@ -57,6 +59,20 @@ def test_facts_that_come_before_their_handoff_count_when_it_comes(apart, client,
     assert shown(client, job_id) == (2, [(2, 7)], ["by 0", "by 1"], [7])
 
 
+def test_what_nodes_that_have_gone_passed_on_counts_when_the_world_of_those_that_came_is_known(
+    apart, client, context, clock
+):
+    """The checkpoint is of generation 1, which the service knows; c has no rank in it, and tells its handoff later."""
+    job_id, _, (c, _), source, target = apart
+    with context.sessions.begin() as session:
+        session.add(JobMemberRow(job_id=job_id, node_id="c", role=MemberRole.SPARE))
+    passed_on = {part: facts(job_id, 1, 0, clock())[part] for part in ("steps", "checkpoints")}
+    assert c.sync(**passed_on).refusals == ()
+    assert shown(client, job_id) == (1, [], [], [])
+    assert c.sync(handoffs=(mirror(source, target, clock(), proposer="c"),)).refusals == ()
+    assert shown(client, job_id) == (2, [(1, 7)], [], [7])
+
+
 def test_an_end_that_comes_before_its_handoff_ends_the_job_when_it_comes(apart, client, clock):
     job_id, _, (c, d), source, target = apart
     c.sync(finished=(JobFinished(job_id=job_id, generation=2, step=1000),))
@@ -81,6 +97,20 @@ def test_what_nobody_explains_is_dropped_after_a_while(apart, client, context, c
     assert upkeep.tick(context) == 3
     d.sync(handoffs=(mirror(source, target, clock(), proposer="c"),))
     assert shown(client, job_id) == (2, [], [], [])
+
+
+def test_a_handoff_that_is_told_again_after_its_nodes_have_left_is_no_news_and_is_not_refused(running, context, clock):
+    """An agent that was started anew tells all that its journal kept."""
+    job_id, a, _ = running
+    told = mirror(a.roster(), roster(job_id, 2, ParallelLayout(), "a"), clock(), state=HandoffState.ACTIVE)
+    assert a.sync(handoffs=(told,)).refusals == ()
+    with context.sessions.begin() as session:
+        end_grants(session, "b", now=clock())
+    clock.advance(1)
+    assert a.sync(handoffs=(told,)).refusals == ()
+    newer = told.model_copy(update={"mirror_seq": told.mirror_seq + 1})
+    (refusal,) = a.sync(handoffs=(newer,)).refusals
+    assert refusal.reason == "node b has no part in this job"
 
 
 def test_a_rank_of_another_node_is_still_refused_when_the_handoff_comes(apart, client, clock):

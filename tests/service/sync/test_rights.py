@@ -1,5 +1,6 @@
 """The rules alone: which part of a report of which node counts."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +17,9 @@ WORLDS = {
     1: KnownWorld({"a": frozenset({(0, 0)}), "b": frozenset({(1, 0)})}, is_settled=True),
     2: KnownWorld({"b": frozenset({(0, 0)}), "c": frozenset({(1, 0)})}, is_settled=True, store_node="a"),
 }
-JOB = JobFacts(active=2, world=WORLDS.get, checkpoints="/c/d", last_step=100)
+JOB = JobFacts(
+    active=2, world=WORLDS.get, checkpoints="/c/d", last_step=100, is_member={"b", "c", "comes"}.__contains__
+)
 
 
 def checkpoint(path: str, *, step: int = 5, generation: int = 2) -> CheckpointFact:
@@ -73,9 +76,23 @@ def test_a_node_of_the_present_world_reports_what_nodes_of_an_earlier_one_passed
     assert ruling(part, fact, "c", JOB) == TAKE
     assert ruling(part, fact, "z", JOB).verdict is Treatment.REFUSE
     opened = WORLDS | {3: KnownWorld({"z": frozenset({(0, 0)})}, is_settled=False)}
-    ahead = JobFacts(active=2, world=opened.get, checkpoints="/c/d", last_step=100)
+    ahead = replace(JOB, world=opened.get)
     assert ruling(part, step_row("j", 3, 5, NOW), "c", ahead).verdict is Treatment.REFUSE
     assert ruling("logs", fact.model_copy(update={"rank": 0}), "c", JOB).verdict is Treatment.REFUSE
+
+
+@pytest.mark.parametrize("part", ["steps", "metrics", "checkpoints"])
+def test_what_was_passed_on_to_a_node_that_may_come_waits_until_its_world_is_known(part):
+    fact = checkpoint("/c/d/5", generation=1) if part == "checkpoints" else step_row("j", 1, 5, NOW)
+    held = ruling(part, fact, "comes", JOB)
+    assert (held.verdict, held.reason) == (Treatment.HOLD, "no world of node comes is known here yet")
+    known = WORLDS | {3: KnownWorld({"comes": frozenset({(0, 0)})}, is_settled=True)}
+    assert ruling(part, fact, "comes", replace(JOB, active=3, world=known.get)) == TAKE
+    unsettled = {1: replace(WORLDS[1], is_settled=False), 2: WORLDS[2]}
+    assert (ruling(part, fact, "comes", replace(JOB, world=unsettled.get)).verdict is Treatment.HOLD) is (
+        part == "checkpoints"
+    )
+    assert ruling("logs", step_row("j", 1, 5, NOW), "comes", JOB).verdict is Treatment.REFUSE
 
 
 def test_a_handoff_is_reported_by_its_nodes():
