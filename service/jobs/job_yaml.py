@@ -1,12 +1,17 @@
-"""The text of a job file as fields: what JSON can say, of a bounded size and depth, whatever the text is. Pure."""
+"""The text of a job file as fields: what JSON can say, of a bounded size and depth, whatever the text is. Pure.
 
+Values mean what YAML 1.2 says they do. What YAML 1.1 reads as another number or truth value is refused, since people
+write for either. So is a name that stands twice in one mapping, of which one would be dropped.
+"""
+
+import json
 import math
+import re
 from collections.abc import Iterator
-from datetime import date
+from dataclasses import dataclass
 
 import yaml
-from pydantic import TypeAdapter
-from yaml.nodes import MappingNode, ScalarNode
+from yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode
 
 from agent.protocol.errors import FieldProblem
 from agent.protocol.jobfile_check import PROBLEMS_MAX, JobFileError
@@ -16,11 +21,63 @@ VALUES_MAX = 20_000
 DEPTH_MAX = 32
 PLAIN_CHARS_MAX = 4_096
 INTEGER_LEAST, INTEGER_MOST = -(2**63), 2**64 - 1
-_JSON: TypeAdapter[object] = TypeAdapter(object)
-_TEXT = "tag:yaml.org,2002:str"
-_GUESSED = {f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "timestamp")}
+_TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
+_DOUBTFUL, _TWICE = "!doubtful", "!twice"
+_GUESSED = {*(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool")), _DOUBTFUL}
+_DOUBTFUL_FORMS = (
+    (re.compile(r"(?:yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF)$"), "true or false"),
+    (re.compile(r"[-+]?0[0-9]+$"), "it without zeros in front"),
+    (
+        re.compile(
+            r"(?=[^_]*_)[-+]?(?:0x[0-9a-fA-F_]+|0b[01_]+|[0-9][0-9_]*(?::[0-5]?[0-9])*(?:\.[0-9_]*)?(?:[eE][-+][0-9]+)?"
+            r"|\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?)$"
+        ),
+        "it without _",
+    ),
+    (re.compile(r"[-+]?0b[01]+$|[-+]0x[0-9a-fA-F]+$"), "a number to the base of ten"),
+    (re.compile(r"[-+]?[0-9]+(?::[0-5]?[0-9])+(?:\.[0-9]*)?$"), "a number to the base of ten"),
+)
+"""What YAML 1.1 reads as another number or truth value than YAML 1.2, and what to write instead."""
+_FORMS = (
+    *((_DOUBTFUL, form) for form, _ in _DOUBTFUL_FORMS),
+    ("tag:yaml.org,2002:null", re.compile(r"(?:~|null|Null|NULL|)$")),
+    ("tag:yaml.org,2002:bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$")),
+    ("tag:yaml.org,2002:int", re.compile(r"[-+]?[0-9]+$|0o[0-7]+$|0x[0-9a-fA-F]+$")),
+    (
+        "tag:yaml.org,2002:float",
+        re.compile(
+            r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN|NAN)$"
+        ),
+    ),
+    (_MERGE, re.compile(r"<<$")),
+)
+"""What a value without quotes is, by the first form that it has: YAML 1.2's core schema, and merging."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """Stands for a value that no job file may hold. `text`: as it is written, where a name may be written so."""
+
+    rule: str
+    text: str = ""
+
+
 # The one in C is ten times as fast; where PyYAML was built without it, the other reads the same language.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    """Reads values as `_FORMS` say."""
+
+    yaml_implicit_resolvers = {None: [*_FORMS]}  # noqa: RUF012 - PyYAML's name and form
+
+
+def _doubtful(_: object, node: ScalarNode) -> _Refused:
+    instead = next((instead for form, instead in _DOUBTFUL_FORMS if form.match(node.value)), "it in quotes")
+    rule = f"{node.value} means different things in YAML 1.1 and 1.2; write {instead}, or '{node.value}' for the text"
+    return _Refused(rule[:500], node.value)
+
+
+_Loader.add_constructor(_DOUBTFUL, _doubtful)
+_Loader.add_constructor(_TWICE, lambda *_: _STANDS_TWICE)
+_STANDS_TWICE = _Refused("stands here twice; leave one out")
 
 
 def read_fields(text: bytes) -> object:
@@ -39,17 +96,25 @@ def read_fields(text: bytes) -> object:
 def _read(text: str) -> object:
     if text.lstrip().startswith("{"):
         try:
-            return _JSON.validate_json(text)
-        except ValueError:
+            return json.loads(text, object_pairs_hook=_each_once)
+        except (ValueError, RecursionError):
             pass  # A mapping of YAML may begin so too; where it is neither, YAML says better where.
     _check_size(text)
-    loader = _LOADER(text)
+    loader = _Loader(text)
     try:
         node = loader.get_single_node()
         _keep_environment_as_written(node)
+        _mark_names_that_stand_twice(node, set())
         return loader.construct_document(node) if node is not None else None
     finally:
         loader.dispose()
+
+
+def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, value in pairs:
+        found[name] = _STANDS_TWICE if name in found else value
+    return found
 
 
 def _check_size(text: str) -> None:
@@ -58,7 +123,7 @@ def _check_size(text: str) -> None:
     sizes: dict[str, int] = {}
     opened: list[tuple[str | None, int]] = []
     values = 0
-    for event in yaml.parse(text, Loader=_LOADER):
+    for event in yaml.parse(text, Loader=_Loader):
         anchor = getattr(event, "anchor", None)
         if isinstance(event, yaml.AliasEvent):
             if anchor not in sizes:
@@ -93,10 +158,26 @@ def _keep_environment_as_written(root: object) -> None:
                     value.tag = _TEXT
 
 
+def _mark_names_that_stand_twice(node: Node | None, seen: set[int]) -> None:
+    """Before mappings are merged, where a name may well stand over another one."""
+    if not isinstance(node, CollectionNode) or id(node) in seen:
+        return
+    seen.add(id(node))
+    if not isinstance(node, MappingNode):
+        for part in node.value:
+            _mark_names_that_stand_twice(part, seen)
+        return
+    places: dict[tuple[str, str], int] = {}
+    for place, (name, part) in enumerate(node.value):
+        _mark_names_that_stand_twice(part, seen)
+        if not isinstance(name, ScalarNode) or name.tag == _MERGE:
+            continue
+        if places.setdefault((name.tag, name.value), place) != place:
+            node.value[place] = (name, ScalarNode(_TWICE, ""))
+
+
 def _plain(value: object, place: tuple[str, ...], problems: list[FieldProblem]) -> object:
-    """The value as JSON has it: times become text. What JSON, or the database, cannot hold becomes a problem."""
-    if isinstance(value, date):
-        return value.isoformat()
+    """The value as JSON has it. What JSON, or the database, cannot hold becomes a problem."""
     rule = _rule(value) if len(place) <= DEPTH_MAX else f"lies more than {DEPTH_MAX} levels deep"
     if rule:
         problems.append(FieldProblem(field=(".".join(place) or "(whole)")[:500], rule=rule))
@@ -113,13 +194,16 @@ def _named(value: dict, place: tuple[str, ...], problems: list[FieldProblem]) ->
         if isinstance(name, str) and not _rule(name):
             yield name, part
         else:
-            field = ".".join((*place, ascii(name)[:80]))[:500]
+            written = name.text if isinstance(name, _Refused) else ascii(name)
+            field = ".".join((*place, written[:80]))[:500]
             problems.append(FieldProblem(field=field, rule="the name must be text, perhaps in quotes"))
 
 
 def _rule(value: object) -> str:
     """The rule that a value breaks; empty if none."""
     match value:
+        case _Refused(rule=rule):
+            return rule
         case None | bool() | dict() | list():
             return ""
         case str() if "\0" in value:

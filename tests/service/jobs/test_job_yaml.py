@@ -90,9 +90,75 @@ def test_what_no_job_file_needs_is_refused_by_field(text, field, rule):
     assert rule in problem.rule
 
 
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        *(
+            ("1e-4", 1e-4),
+            ("1e3", 1000.0),
+            ("9E-1", 0.9),
+            ("1.5e3", 1500.0),
+            (".5", 0.5),
+            ("5.", 5.0),
+            ("-1e-4", -1e-4),
+        ),
+        *(("0", 0), ("-7", -7), ("+3", 3), ("0.10", 0.1), ("0o17", 15), ("0x1f", 31), ("true", True), ("False", False)),
+        *(("~", None), ("", None), ("null", None), ("2030-01-31", "2030-01-31"), ("1.2.3", "1.2.3"), ("y", "y")),
+        *(("2030-1-3 12:00:00", "2030-1-3 12:00:00"), ("1e", "1e"), ("e4", "e4"), ("_1", "_1"), ("'010'", "010")),
+        *(('"yes"', "yes"), ("!!str 1e-4", "1e-4"), ("0.5x", "0.5x"), ("10:20:x", "10:20:x")),
+        *(("1_a", "1_a"), ("3_x_0", "3_x_0"), ("7:99", "7:99"), ("10.0.0.1", "10.0.0.1")),
+    ],
+)
+def test_a_value_is_what_yaml_1_2_says(written, value):
+    read = read_fields(f"a: {{b: {written}}}".encode())
+    assert read == {"a": {"b": value}} and type(read["a"]["b"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("written", "instead"),
+    [
+        *((word, f"write true or false, or '{word}' for the text") for word in ("yes", "No", "ON", "off")),
+        *((number, f"write it without zeros in front, or '{number}' for the text") for number in ("0123", "-08", "00")),
+        *(
+            (number, f"write it without _, or '{number}' for the text")
+            for number in ("1_000", "1_0.5", "0x1_f", "0b1_0")
+        ),
+        *((number, f"write a number to the base of ten, or '{number}' for the text") for number in ("12:30", "0b101")),
+        *((number, f"write a number to the base of ten, or '{number}' for the text") for number in ("-0x1f", "1:30.5")),
+    ],
+)
+def test_what_yaml_1_1_reads_otherwise_is_refused_by_field(written, instead):
+    with pytest.raises(JobFileError) as raised:
+        read_fields(f"a: {{b: [{written}]}}".encode())
+    (problem,) = raised.value.problems
+    assert problem.field == "a.b.0"
+    assert problem.rule == f"{written} means different things in YAML 1.1 and 1.2; {instead}"
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("seed: 1\nseed: 2\n", "seed"),
+        ("a: {b: [{x: 1, 'x': 1}]}", "a.b.0.x"),
+        ('{"a": {"b": 1, "c": 2, "b": 3}}', "a.b"),
+        ("base: &base {x: 1}\na: {<<: *base, y: 1, y: 2}", "a.y"),
+        ("environment: {A: 1, A: 2}", "environment.A"),
+    ],
+)
+def test_a_name_that_stands_twice_is_refused(text, field):
+    with pytest.raises(JobFileError) as raised:
+        read_fields(text.encode())
+    assert [(each.field, each.rule) for each in raised.value.problems] == [(field, "stands here twice; leave one out")]
+
+
+def test_a_name_may_stand_over_one_that_is_merged():
+    text = b"base: &base {x: 1}\na: &a {<<: *base, x: 2}\nb: {<<: *a, x: 3}\n"
+    assert read_fields(text) == {"base": {"x": 1}, "a": {"x": 2}, "b": {"x": 3}}
+
+
 def test_both_forms_of_a_job_file_mean_the_same():
     assert read_fields(yaml.safe_dump(JOB).encode()) == read_fields(json.dumps(JOB).encode()) == JOB
-    assert read_fields(b"{a: yes, b: [1, 2.5, x]}") == {"a": True, "b": [1, 2.5, "x"]}
+    assert read_fields(b"{a: true, b: [1, 2.5, x]}") == {"a": True, "b": [1, 2.5, "x"]}
 
 
 def test_what_stands_behind_an_alias_is_read_where_it_is_used():
