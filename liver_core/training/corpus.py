@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import hashlib
 import os
+import re
+import shutil
 import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +28,7 @@ from liver_core.worlds.groups import alone
 
 BYTE_VOCABULARY = 257
 END_OF_DOCUMENT = 256
+_CACHE_NAME = re.compile(r"[0-9a-f]{32}")
 
 
 class ByteTokenizer:
@@ -86,25 +90,39 @@ def _open(prefix: str, seq_length: int, seed: int) -> GPTDataset:
     for suffix in (".bin", ".idx"):
         if not Path(prefix + suffix).is_file():
             raise FileNotFoundError(f"data_prefix: {prefix}{suffix} does not exist; it must name an indexed dataset")
-    cache = Path(f"{prefix}-cache")
-    cache.mkdir(exist_ok=True)
-    config = GPTDatasetConfig(
-        random_seed=seed,
-        sequence_length=seq_length,
-        split="1,0,0",
-        path_to_cache=str(cache),
-        tokenizer=ByteTokenizer(),  # type: ignore[arg-type]
-        reset_position_ids=False,
-        reset_attention_mask=False,
-        eod_mask_loss=False,
-        create_attention_mask=False,
-        mid_level_dataset_surplus=0.005,
-    )
-    indexed = IndexedDataset(prefix, multimodal=False, mmap=True)
-    documents = numpy.arange(indexed.document_indices.shape[0] - 1, dtype=numpy.int32)
+    caches = Path(f"{prefix}-cache")
+    caches.mkdir(exist_ok=True)
     # The first process of a node to get the lock builds the missing index, whatever its rank. The others find it.
-    with _locked(cache / ".lock"), alone():
+    with _locked(caches / ".lock"), alone():
+        indexed = IndexedDataset(prefix, multimodal=False, mmap=True)
+        documents = numpy.arange(indexed.document_indices.shape[0] - 1, dtype=numpy.int32)
+        config = GPTDatasetConfig(
+            random_seed=seed,
+            sequence_length=seq_length,
+            split="1,0,0",
+            path_to_cache=str(_cache_of(prefix, caches)),
+            tokenizer=ByteTokenizer(),  # type: ignore[arg-type]
+            reset_position_ids=False,
+            reset_attention_mask=False,
+            eod_mask_loss=False,
+            create_attention_mask=False,
+            mid_level_dataset_surplus=0.005,
+        )
         return GPTDataset(indexed, prefix, documents, None, Split.train, config)
+
+
+def _cache_of(prefix: str, caches: Path) -> Path:
+    """The folder for what Megatron derives from this dataset. Its name is a digest of the .idx file, which says how
+    long each document is: Megatron knows a dataset by its path only. Folders of other data that was here are removed.
+    """
+    with Path(f"{prefix}.idx").open("rb") as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    for folder in caches.iterdir():
+        if folder.name != digest and _CACHE_NAME.fullmatch(folder.name):
+            shutil.rmtree(folder, ignore_errors=True)
+    cache = caches / digest
+    cache.mkdir(exist_ok=True)
+    return cache
 
 
 @contextmanager
