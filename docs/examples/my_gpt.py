@@ -77,7 +77,7 @@ class MyGpt(MegatronJob):
 
     def forward(self, model, batch):
         tokens, labels = batch[:, :-1].contiguous(), batch[:, 1:].contiguous()
-        positions = torch.arange(self.seq_length).expand_as(tokens)
+        positions = torch.arange(self.seq_length, device=tokens.device).expand_as(tokens)
         return model(tokens, positions, self.causal_mask(), labels=labels)
 
     def loss(self, output, batch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -19,9 +20,18 @@ def own_gpu() -> str:
     return "" if own_device().type == "cpu" else str(torch.cuda.get_device_properties(0).uuid)
 
 
-def on_device(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A batch where this process trains. Copied from pinned memory, so that the host does not wait for the device."""
-    device = own_device()
-    if device.type == "cpu":
-        return dict(batch)
-    return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in batch.items()}
+def on_device(batch: Any) -> Any:
+    """A batch where this process trains: a tensor, or lists, tuples and mappings of them at any depth; what else it
+    holds stays as it is. Copied from pinned memory, so that the host does not wait for the device."""
+    match batch:
+        case torch.Tensor():
+            device = own_device()
+            is_there = device.type == "cpu" or batch.device.type != "cpu"
+            return batch if is_there else batch.pin_memory().to(device, non_blocking=True)
+        case Mapping():
+            return {name: on_device(part) for name, part in batch.items()}
+        case tuple() if hasattr(batch, "_fields"):
+            return type(batch)(*map(on_device, batch))
+        case tuple() | list():
+            return type(batch)(map(on_device, batch))
+    return batch

@@ -18,7 +18,6 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer import TransformerConfig
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from liver_core.device.rank_device import on_device
 from liver_core.layout import ParallelLayout, ParameterSpec
 from liver_core.training.corpus import SampleReader
 from liver_core.training.job import TrainState
@@ -140,7 +139,7 @@ class GptJob(MegatronJob):
         self._samples_reader()
 
     def samples(self, sample_ids: Sequence[int]) -> dict[str, torch.Tensor]:
-        return on_device(self._samples_reader().batch(sample_ids))
+        return self._samples_reader().batch(sample_ids)
 
     def forward(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return model(batch["tokens"], batch["position_ids"], self.causal_mask(), labels=batch["labels"])

@@ -23,7 +23,7 @@ from megatron.core.pipeline_parallel.schedules import (
 )
 from megatron.core.transformer import TransformerConfig
 
-from liver_core.device.rank_device import own_device
+from liver_core.device.rank_device import on_device, own_device
 from liver_core.training.job import MicroBatch, StepResult, TrainingJob, TrainState
 from liver_core.worlds.megatron import MegatronWorld, mark_tensor_parallel
 
@@ -88,7 +88,8 @@ class MegatronJob(TrainingJob):
 
     @abstractmethod
     def samples(self, sample_ids: Sequence[int]) -> Any:
-        """The batch of these samples, the same whenever it is asked for."""
+        """The batch of these samples, the same whenever it is asked for: tensors, and lists, tuples and mappings of
+        them. `forward` and `loss` get it on the rank's device."""
 
     @abstractmethod
     def forward(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
@@ -126,7 +127,7 @@ class MegatronJob(TrainingJob):
         of the whole step where the schedule is given a part of it."""
         return _schedule(world, state)(
             forward_step_func=functools.partial(self._forward_step, step_of=step_of),
-            data_iterator=(self.samples(batch.sample_ids) for batch in batches),
+            data_iterator=(on_device(self.samples(batch.sample_ids)) for batch in batches),
             model=[state.model],
             num_microbatches=len(batches),
             seq_length=self.seq_length,

@@ -2,6 +2,7 @@
 
 `python -m tests.liver_core.device.fake_cuda SOURCE TARGET PRECISION` builds the reference job in SOURCE, does two
 steps, opens the source's ring, builds TARGET beside it and allocates it, as rank 0, and prints as JSON what was found.
+`... fake_cuda example` builds the job that docs tell people to copy, and does a step of it.
 Torch's fake tensors raise where an operation mixes devices. It changes this process for good, so tests start one of
 its own.
 

@@ -1,4 +1,4 @@
-"""What `fake_cuda` does with the reference job, and what of it is told."""
+"""What `fake_cuda` does with the reference job and with that of the docs, and what of it is told."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import yaml
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from liver_core.device import waits
@@ -29,6 +31,7 @@ from liver_core.state.live_state import LiveState, allocate
 from liver_core.state.megatron_optimizer import adopt, settle_moments, unwrapped
 from liver_core.state.optimizer_step import apply_step, start_norm
 from liver_core.streaming.ring import BEFORE_ANY, SourceRing
+from liver_core.training.entrypoint import load_job
 from liver_core.training.gpt import GptJob
 from liver_core.training.job import MicroBatch
 from liver_core.worlds import megatron
@@ -54,15 +57,22 @@ class Samples:
         return {name: torch.zeros(size, dtype=torch.long) for name in names} | {"loss_mask": torch.ones(size)}
 
 
+EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
+
+
 def main() -> None:
     """Prints one JSON object."""
-    source, target = map(ParallelLayout.parse, sys.argv[1:3])
     fake_cuda.pretend_megatron()
     megatron.prepare_process()
     watch = fake_cuda.Watch()
     torch.tensor = watch.tensor(torch.tensor)  # type: ignore[assignment]
     with waits.pretending(fake_cuda.Streams(watch)):
-        print(json.dumps(run(source, target, sys.argv[3], watch)))
+        if sys.argv[1:] == ["example"]:
+            found = run_example(watch)
+        else:
+            source, target, precision = sys.argv[1:]
+            found = run(ParallelLayout.parse(source), ParallelLayout.parse(target), precision, watch)
+        print(json.dumps(found))
 
 
 def run(source: ParallelLayout, target: ParallelLayout, precision: str, watch: fake_cuda.Watch) -> dict[str, Any]:
@@ -107,6 +117,23 @@ def run(source: ParallelLayout, target: ParallelLayout, precision: str, watch: f
         RING_DEPTH * active.live.shards.region_numel * 4,
     ]
     return found
+
+
+def run_example(watch: fake_cuda.Watch) -> dict[str, Any]:
+    """Build and step the job that docs tell people to copy."""
+    job_file = yaml.safe_load((EXAMPLES / "job.yaml").read_text())
+    arguments = {**job_file["model"], **job_file["args"], "text": str(EXAMPLES / "my_gpt.py")}
+    numbers = {"global_batch": job_file["global_batch"], "micro_batch": job_file["micro_batch"], "seed": 1}
+    job = load_job(job_file["entrypoint"], arguments, **numbers, workdir=str(EXAMPLES))
+    present = world(ParallelLayout(), 1)
+    megatron.activate(present)
+    job.warm_up()
+    with FakeTensorMode(allow_non_fake_inputs=True), watch:
+        with megatron.building(present):
+            state = check_built(job.build(present), present)
+        result = job.step(state, present, BATCHES)
+    assert isinstance(result.loss_sum, torch.Tensor)
+    return {"step": seen(watch), "loss": str(result.loss_sum.device)}
 
 
 def job_of(precision: str) -> GptJob:

@@ -27,7 +27,12 @@ READS = "liver_core/rank/step_boundary.py read_numbers"
     ids="-".join,
 )
 def found(request: pytest.FixtureRequest) -> dict[str, Any]:
-    command = [sys.executable, "-W", "ignore", "-m", "tests.liver_core.device.fake_cuda", *request.param]
+    return pretended(*request.param)
+
+
+def pretended(*arguments: str) -> dict[str, Any]:
+    """What a process of its own found."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.liver_core.device.fake_cuda", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3_000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -74,3 +79,9 @@ def test_the_present_world_and_its_ring_take_what_the_pure_half_counts_for_the_m
     assert taken == planned <= found["fullest_bytes"][0]
     assert found["planned_bytes"] <= found["fullest_bytes"][1]
     assert found["ring_bytes"][0] == found["ring_bytes"][1]
+
+
+def test_the_job_that_people_copy_trains_on_the_device_though_its_samples_are_on_the_host() -> None:
+    found = pretended("example")
+    assert found["loss"] == "cuda:0"
+    assert found["step"] == {"reads": {}, "copies": {}, "strays": {}}
