@@ -8,13 +8,14 @@ snapshot at a boundary, a thread with its own group writes files, and one rename
 from __future__ import annotations
 
 import json
+import logging
 import os
 import queue
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -42,6 +43,12 @@ from liver_core.state.checkpoint_files import (
     sync_to_disk,
     verify,
 )
+from liver_core.state.kept_settings import (
+    keeping_settings,
+    overruled_rates,
+    schedule_refusal,
+    with_rates_that_count,
+)
 from liver_core.state.live_state import LiveState
 from liver_core.state.megatron_checkpoint import ANY_LAYOUT, CheckpointError, read_megatron_checkpoint
 from liver_core.state.megatron_optimizer import (
@@ -57,6 +64,7 @@ from liver_core.worlds.common_work import CannotDo, NotDone, do_together, leave
 from liver_core.worlds.groups import default_group
 from liver_core.worlds.megatron import MegatronWorld
 
+_log = logging.getLogger(__name__)
 PARTIAL = ".partial-"
 LEASE_AGAIN_S = 0.2
 LEASE_WAIT_S = 600.0
@@ -310,6 +318,15 @@ def read_small_state(path: str) -> dict[str, Any]:
     return json.loads((folder / SMALL_STATE_FILE).read_text())
 
 
+def check_rates(path: str, state: TrainState) -> str:
+    """Raise CheckpointError if the schedule of this checkpoint of ours is another one than that of the job that was
+    just built, and must not be. Returns which of the job's rates do not count; empty if all do."""
+    small = read_small_state(path)
+    if refusal := schedule_refusal(small["scheduler"], state.scheduler):
+        raise CheckpointError(f"checkpoint {path}: {refusal}")
+    return overruled_rates(small, state)
+
+
 def load_checkpoint(
     path: str, job: TrainingJob, world: MegatronWorld, state: TrainState, live: LiveState
 ) -> dict[str, Any]:
@@ -319,10 +336,11 @@ def load_checkpoint(
     A collective of `world`. Call it under `building(world)` or when `world` is active.
     """
     theirs = read_megatron_checkpoint(path)
-    small = {} if theirs else read_small_state(path)
     if theirs:
         theirs.check(job, state, world)
         theirs.check_layout(world.layout)
+    elif (overruled := check_rates(path, state)) and world.everyone.rank() == 0:
+        _log.warning("checkpoint %s: %s", path, overruled)
     optimizer = distributed_optimizer(state.optimizer)
     module = unwrapped(state.model)
     if not optimizer.optimizer.state:
@@ -340,10 +358,11 @@ def load_checkpoint(
         # Megatron passes on errors of its strategies and of torch. Add which checkpoint it was.
         raise CheckpointError(f"checkpoint {path}: {error_text(error)}{theirs.advice if theirs else ''}") from error
     module.load_state_dict(loaded["model"])
-    with theirs.loading_optimizer(state) if theirs else nullcontext():
+    with theirs.loading_optimizer(state) if theirs else keeping_settings(state):
         _load_optimizer(optimizer, loaded["optimizer"])
     readopt_moments(live)
-    return theirs.small_state(job, state, live) if theirs else small
+    small = theirs.small_state(job, state, live) if theirs else read_small_state(path)
+    return with_rates_that_count(small, state)
 
 
 def error_text(error: BaseException) -> str:

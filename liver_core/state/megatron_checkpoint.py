@@ -18,12 +18,12 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from liver_core.layout import ParallelLayout
 from liver_core.state.checkpoint_files import MEGATRON_FILES
+from liver_core.state.kept_settings import keeping_settings, schedule_refusal
 from liver_core.state.live_state import LiveState
 from liver_core.state.megatron_arguments import megatron_arguments
 from liver_core.state.megatron_export import COUNTED_IN_SAMPLES, SCHEDULE
 from liver_core.state.megatron_optimizer import distributed_optimizer, element_scalars, unwrapped
 from liver_core.state.optimizer_step import hyper_parameters
-from liver_core.state.step_counts import form_of
 from liver_core.training.job import TrainingJob, TrainState
 from liver_core.worlds.megatron import MegatronWorld
 
@@ -36,8 +36,6 @@ OF_THE_MODEL = (
     *("add_bias_linear", "add_qkv_bias", "swiglu", "squared_relu", "quick_geglu"),
     *("untie_embeddings_and_output_weights", "multi_latent_attention", "num_experts", "bf16", "fp16"),
 )
-# What of a parameter group stands in a checkpoint. The rest is the job's, as the next world will have it too.
-_OF_A_GROUP = ("lr", "weight_decay", "step")
 
 
 class CheckpointError(RuntimeError):
@@ -106,27 +104,15 @@ class MegatronCheckpoint:
                 f"scheduler: {type(scheduler).__name__} does not take the state of Megatron's; build an "
                 "OptimizerParamScheduler in the job, or no scheduler for the rates that stand there",
             )
-        if scheduler.override_opt_param_scheduler or scheduler.use_checkpoint_opt_param_scheduler:
-            return
-        theirs, ours = self._schedule_of(scheduler, job), scheduler.state_dict()
-        for name in SCHEDULE:
-            if name != "num_steps" and theirs[name] != ours[name]:
-                raise _refused(
-                    self.path,
-                    f"scheduler: {name} is {theirs[name]} there (in steps of the job's global_batch) and {ours[name]} "
-                    "in the job; must be equal, or build the scheduler with use_checkpoint_opt_param_scheduler=True "
-                    "for theirs, or with override_opt_param_scheduler=True for the job's",
-                )
+        if refusal := schedule_refusal(self._schedule_of(job), scheduler):
+            raise _refused(self.path, refusal)
 
-    def _schedule_of(self, scheduler: OptimizerParamScheduler, job: TrainingJob) -> dict[str, Any]:
+    def _schedule_of(self, job: TrainingJob) -> dict[str, Any]:
         """Counted in steps of this job."""
         found = {name: self.schedule[name] for name in SCHEDULE}
         for name in COUNTED_IN_SAMPLES:
             steps, rest = divmod(found[name], job.global_batch)
             found[name] = found[name] / job.global_batch if rest else steps
-        if found["wd_incr_style"] == "constant":
-            # It means nothing then.
-            found["wd_incr_steps"] = scheduler.wd_incr_steps
         return found
 
     def small_state(self, job: TrainingJob, state: TrainState, live: LiveState) -> dict[str, Any]:
@@ -135,7 +121,7 @@ class MegatronCheckpoint:
             "step": self.iteration,
             "consumed_samples": self.arguments["consumed_train_samples"],
             "sample_digest": 0,
-            "scheduler": None if state.scheduler is None else self._schedule_of(state.scheduler, job),
+            "scheduler": None if state.scheduler is None else self._schedule_of(job),
             "hyper_parameters": hyper_parameters(state),
             "element_scalars": element_scalars(live),
             "job": dict(job.small_state(state)),
@@ -146,14 +132,9 @@ class MegatronCheckpoint:
         """Around the load of the optimizer, when the weights are loaded: keeps the job's settings, and compares masters
         with weights."""
         optimizer = distributed_optimizer(state.optimizer)
-        groups = [{**group} for group in optimizer.optimizer.param_groups]
-        counted = form_of(optimizer.optimizer).counted
         weights = {name: value.detach().cpu().clone() for name, value in unwrapped(state.model).named_parameters()}
-        yield
-        for group, before in zip(optimizer.optimizer.param_groups, groups, strict=True):
-            kept = {name: group[name] for name in ("params", *_OF_A_GROUP, *counted) if name in group}
-            group.clear()
-            group.update({**before, **kept})
+        with keeping_settings(state):
+            yield
         with torch.no_grad():
             optimizer._copy_main_params_to_model_params()
         for name, value in unwrapped(state.model).named_parameters():

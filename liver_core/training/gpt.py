@@ -46,6 +46,9 @@ class GptArguments(BaseModel):
     warmup_steps: int = Field(10, ge=0)
     decay_steps: int = Field(10_000, ge=1)
     weight_decay: float = Field(0.01, ge=0)
+    override_opt_param_scheduler: bool = Field(
+        False, description="these rates and lengths count, not those of the checkpoint that a job starts from"
+    )
     clip_grad: float = Field(1.0, ge=0)
     adam_eps: float = Field(1e-8, gt=0)
     init_std: float = Field(0.02, gt=0)
@@ -208,4 +211,6 @@ class GptJob(MegatronJob):
             end_wd=args.weight_decay,
             wd_incr_steps=1,
             wd_incr_style="constant",
+            use_checkpoint_opt_param_scheduler=False,
+            override_opt_param_scheduler=args.override_opt_param_scheduler,
         )
