@@ -96,9 +96,12 @@ def read_fields(text: bytes) -> object:
 def _read(text: str) -> object:
     if text.lstrip().startswith("{"):
         try:
-            return json.loads(text, object_pairs_hook=_each_once)
+            found = json.loads(text, object_pairs_hook=_each_once)
         except (ValueError, RecursionError):
             pass  # A mapping of YAML may begin so too; where it is neither, YAML says better where.
+        else:
+            _check_count(found)
+            return found
     _check_size(text)
     loader = _Loader(text)
     try:
@@ -115,6 +118,21 @@ def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     for name, value in pairs:
         found[name] = _STANDS_TWICE if name in found else value
     return found
+
+
+def _check_count(found: object) -> None:
+    """Raises ValueError for more values than a job file may have; names count too, as in YAML."""
+    values, left = 0, [found]
+    while left:
+        part = left.pop()
+        values += 1
+        if isinstance(part, dict):
+            values += len(part)
+            left.extend(part.values())
+        elif isinstance(part, list):
+            left.extend(part)
+        if values + len(left) > VALUES_MAX:
+            raise ValueError(f"more than {VALUES_MAX} values")
 
 
 def _check_size(text: str) -> None:

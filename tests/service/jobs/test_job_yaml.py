@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from agent.protocol.jobfile_check import JobFileError
-from service.jobs.job_yaml import DEPTH_MAX, read_fields
+from service.jobs.job_yaml import DEPTH_MAX, VALUES_MAX, read_fields
 from tests.service.fake_agent import JOB
 
 CPU_S_MAX = 1.0
@@ -47,6 +47,17 @@ TEXTS = {
     "comments": "# x\n" * 200_000 + "a: 1",
     "unfinished": '{"a": "' + "x" * 900_000,
 }
+
+
+@pytest.mark.parametrize("form", [json.dumps, yaml.safe_dump])
+def test_a_file_may_have_as_many_values_in_one_form_as_in_the_other(form):
+    def fields(numbers: int) -> bytes:
+        return form({"a": list(range(numbers)), "b": {"c": None}}).encode()
+
+    fits = VALUES_MAX - 6  # The file, a, its list, b, its mapping, c; null makes it one too many.
+    assert read_fields(fields(fits - 1))
+    with pytest.raises(JobFileError, match=f"more than {VALUES_MAX} values"):
+        read_fields(fields(fits))
 
 
 @pytest.mark.parametrize("name", TEXTS)
