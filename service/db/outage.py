@@ -7,8 +7,9 @@ import time
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-_ENDED_BY_SERVER = ("57P", "08")
-"""Classes of SQLSTATE: the server shuts down or starts, the connection is lost."""
+_ENDED_BY_SERVER = ("57P", "08", "25P03", "25P04")
+"""Classes of SQLSTATE, and two of them: the server shuts down or starts, the connection is lost; the server has closed
+it, since this process let a transaction rest for too long."""
 _log = logging.getLogger(__name__)
 
 
@@ -18,6 +19,12 @@ def is_outage(error: BaseException) -> bool:
         error = error.orig or error
     state = getattr(error, "sqlstate", "no error of PostgreSQL")
     return isinstance(error, PoolTimeoutError) or state is None or str(state).startswith(_ENDED_BY_SERVER)
+
+
+def first_line(error: BaseException) -> str:
+    """What the database said, in one line."""
+    found = str(getattr(error, "orig", None) or error).strip().splitlines()
+    return found[0] if found else type(error).__name__
 
 
 class Outage:
@@ -37,10 +44,9 @@ class Outage:
         with self._lock:
             known, self._since = self._since is not None, self._since or time.monotonic()
         if not known:
-            first = str(getattr(error, "orig", None) or error).strip().splitlines()
             _log.error(
                 "the database does not answer (%s); requests get status 503 and nothing is decided until it does",
-                first[0] if first else type(error).__name__,
+                first_line(error),
             )
 
     def ends(self) -> None:
