@@ -37,6 +37,7 @@ class HandoffRow(Base):
         ),
         Index("ix_handoffs_failed", "changed_at", postgresql_where="state IN ('aborted', 'broken')"),
         Index("ix_handoffs_opened", "opened_at", "handoff_id"),
+        Index("ix_handoffs_state_opened", "state", "opened_at", "handoff_id"),
         Index("ix_handoffs_job_opened", "job_id", "opened_at", "handoff_id"),
     )
 

@@ -35,6 +35,7 @@ class NoticeRow(Base):
         ),
         Index("ix_notices_occurrence", "occurrence_id"),
         Index("ix_notices_first", "notice_id", postgresql_where="notice_id = occurrence_id"),
+        Index("ix_notices_first_recorded", "recorded_at", postgresql_where="notice_id = occurrence_id"),
         Index("ix_notices_first_of_node", "node_id", "notice_id", postgresql_where="notice_id = occurrence_id"),
         Index("ix_notices_newest", "lease_id", "kind", "source", "notice_id"),
         Index(

@@ -38,8 +38,10 @@ _COPIES = {
     "nodes": {"node_id": "'old-' || n", "state": "'gone'"},
     "capacity_requests": {"request_id": "-n"},
     "instances": {"instance_id": "-n", "request_id": "-n", "node_id": "'old-' || n", "released_at": "known_since"},
-    "leases": {"lease_id": "-n", "instance_id": "-n", "node_id": "'old-' || n", "ended_at": "started_at"},
-    "notices": {"notice_id": "-n", "lease_id": "-n", "node_id": "'old-' || n", "occurrence_id": "-n"},
+    "leases": {"lease_id": "-n", "instance_id": "-n", "node_id": "'old-' || n",
+               "started_at": "started_at - interval '3 days'", "ended_at": "started_at - interval '3 days'"},
+    "notices": {"notice_id": "-n", "lease_id": "-n", "node_id": "'old-' || n", "occurrence_id": "-n",
+                "recorded_at": "recorded_at - interval '3 days'"},
     "agent_incarnations": {"incarnation": "gen_random_uuid()", "node_id": "'old-' || n"},
     "ledger": {"interval_id": "-n", "lease_id": "-n", "job_id": "'old-' || n", "rolled": "true", "follows": "null"},
     "tokens": {"token_id": "'old' || n", "revoked_at": "created_at", "created_at": "created_at - n * interval '1 s'"},
@@ -144,10 +146,10 @@ def work(fleet: Fleet, settings) -> dict[str, Callable[[], object]]:
 
         return get
 
-    lists = ("audit", "handoffs", "instances", "jobs", "jobs?state=running", "leases", "nodes?state=ready", "notices",
-             "ledger", f"ledger?job_id={job_id}", "ledger?since=2026-01-01T11:30:00Z", "pools/prices", "tokens",
-             f"audit?target={job_id}", f"handoffs?job_id={job_id}", "nodes/a", "notices?node_id=a", "leases?node_id=a",
-             "instances?node_id=a")  # fmt: skip
+    lists = ("audit", "fleet", "handoffs", "handoffs?state=broken", "instances", "jobs", "jobs?state=running", "leases",
+             "nodes?state=ready", "notices", "ledger", f"ledger?job_id={job_id}", "ledger?since=2026-01-01T11:30:00Z",
+             "pools/prices", "tokens", f"audit?target={job_id}", f"handoffs?job_id={job_id}", "nodes/a",
+             "notices?node_id=a", "leases?node_id=a", "instances?node_id=a")  # fmt: skip
     of_job = ("", "checkpoints", "decisions", "generations", "logs", "metrics", "plan", "steps")
     return {
         "a report": lambda: fleet.agents["b"].sync(),
