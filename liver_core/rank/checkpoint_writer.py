@@ -62,7 +62,7 @@ class CheckpointWriter:
 
     def is_free(self, world: MegatronWorld, waits_s: float) -> bool:
         """Whether no rank of the world is writing a checkpoint; waits so long for this rank's own. Where one has left
-        the group in which they write, the ranks make another one.
+        the group in which they write, the ranks make another one. If they cannot, the next one fails, and says so.
 
         A collective of `world`. Main thread only."""
         self.close(waits_s)
@@ -74,7 +74,9 @@ class CheckpointWriter:
             if is_busy:
                 _log.warning("a checkpoint is due, but the one before is still being written")
             return False
-        return not any_has_left or renew_background(world)
+        if any_has_left:
+            renew_background(world)
+        return True
 
     def start(
         self, active: ActiveWorld, small: dict[str, Any], arguments: dict[str, Any], path: str, *, keep: int, asked: int

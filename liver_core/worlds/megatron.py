@@ -173,9 +173,9 @@ def bring_up(
     return MegatronWorld(roster, rank, store, made[plan.world], background, voting, collection, groups, nccl, again)
 
 
-def renew_background(world: MegatronWorld) -> bool:
-    """Make another `background` group for a world whose ranks can use the one they have no more. Returns whether it is
-    there: on all ranks, or on none. A collective of the world. Training waits for it, for RENEWS_WITHIN_S at most."""
+def renew_background(world: MegatronWorld) -> None:
+    """Make another `background` group for a world whose ranks can use the one they have no more: on all ranks, or on
+    none. A collective of the world. Training waits for it, for RENEWS_WITHIN_S at most."""
     world.renewals += 1
     made, failed = None, ""
     try:
@@ -186,12 +186,11 @@ def renew_background(world: MegatronWorld) -> bool:
     if first_rank(bool(failed), world.everyone) is not None:
         _log.warning("there is no group to write checkpoints in: %s", failed or "another rank could not join one")
         destroy_groups([made] if made is not None else [])
-        return False
+        return
     assert made is not None
     destroy_groups([world.background])
     world.groups = (*(group for group in world.groups if group is not world.background), made)
     world.background = made
-    return True
 
 
 def _gpus_of_all(store: dist.Store, name: str, rank: int, size: int, gpu: str) -> list[str]:
