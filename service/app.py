@@ -245,7 +245,7 @@ def _add_health(app: FastAPI, context: Context) -> None:
             response.status_code = 503
             return Health(status="unavailable", version=release(), detail=detail)
         running: Running = app.state.running
-        doubts = [running.reconcilers.doubt()] if running.reconcilers is not None else []
+        doubts = running.reconcilers.doubts() if running.reconcilers is not None else []
         if running.hearing is not None:
             doubts += running.hearing.doubts()
         return Health(status="ok", version=release(), detail="; ".join(filter(None, doubts)))

@@ -60,9 +60,9 @@ def record(session: Session, job: JobRow, decided: Decided | None, *, now: datet
     )
 
 
-def trim_decisions(session: Session) -> int:
-    """Drop the oldest decisions above the limit, of some jobs that have not ended. Returns how many."""
-    return session.connection().execute(_TRIM, {"kept": KEPT_MAX, "most": TRIMMED_MAX}).rowcount
+def trim_decisions(session: Session, *, most: int = TRIMMED_MAX) -> int:
+    """Drop up to `most` of the oldest decisions above the limit, of some jobs that have not ended. Returns how many."""
+    return session.connection().execute(_TRIM, {"kept": KEPT_MAX, "most": most}).rowcount
 
 
 def _actor(session: Session, job: JobRow, actions: tuple[str, ...]) -> str | None:

@@ -16,7 +16,8 @@ from service.ledger.tables import IntervalRow, KeptRow
 HOUR = timedelta(hours=1)
 ROLL_AFTER = timedelta(minutes=10)
 """Late reports mostly change what is younger than this, and need not change a sum."""
-ROLLED_MAX = 10_000
+ROLLED_MAX, HOURS_MAX = 10_000, 200_000
+"""Intervals that are summed at a time, and the hours in which they lie: what that takes grows with the latter."""
 MERGED_MAX = 20_000
 # Of the intervals in sums, those that touch [:begins, :ends). An interval of a chain begins where the one before it
 # ends: two looks into the index of each chain find them.
@@ -70,14 +71,18 @@ _ROLL = text(
     f"""
     WITH chosen AS (
          UPDATE ledger SET rolled = true
-           FROM (SELECT ended.interval_id FROM ledger AS ended JOIN leases ON leases.lease_id = ended.lease_id
-                  WHERE NOT ended.rolled AND ended.ends_at < :before
-                    AND (leases.ended_at IS NOT NULL
-                         OR EXISTS (SELECT FROM ledger AS following
-                                     WHERE following.lease_id = ended.lease_id AND following.slot = ended.slot
-                                       AND following.follows = ended.ends_at))
-                  LIMIT :most FOR NO KEY UPDATE OF ended SKIP LOCKED) AS picked
-          WHERE ledger.interval_id = picked.interval_id
+           FROM (SELECT interval_id, sum(hours) OVER (ORDER BY interval_id) - hours AS hours_before
+                   FROM (SELECT ended.interval_id,
+                                ceil(extract(epoch FROM ended.ends_at - date_trunc('hour', ended.starts_at, 'UTC'))
+                                     / 3600) AS hours
+                           FROM ledger AS ended JOIN leases ON leases.lease_id = ended.lease_id
+                          WHERE NOT ended.rolled AND ended.ends_at < :before
+                            AND (leases.ended_at IS NOT NULL
+                                 OR EXISTS (SELECT FROM ledger AS following
+                                             WHERE following.lease_id = ended.lease_id AND following.slot = ended.slot
+                                               AND following.follows = ended.ends_at))
+                          LIMIT :most FOR NO KEY UPDATE OF ended SKIP LOCKED) AS found) AS picked
+          WHERE ledger.interval_id = picked.interval_id AND picked.hours_before < :hours_max
          RETURNING ledger.*),
     {PARTS}
     """
@@ -137,15 +142,18 @@ _FORGET = text(
 )
 
 
-def roll(session: Session, *, before: datetime, most: int = ROLLED_MAX) -> int:
-    """Sum up to `most` intervals that ended before. Returns how many."""
+def roll(session: Session, *, before: datetime, hours_max: int = HOURS_MAX) -> int:
+    """Sum intervals that ended before: at least one, and no further one once they lie in so many hours. Returns how
+    many."""
     share_prices(session)
-    return session.execute(_ROLL, {"before": before, "most": most, "sign": 1}).scalar_one()
+    values = {"before": before, "most": min(ROLLED_MAX, hours_max), "hours_max": hours_max, "sign": 1}
+    return session.execute(_ROLL, values).scalar_one()
 
 
-def merge(session: Session) -> int:
-    """Make sums of the same key one. Returns how many rows were looked at. Only one at a time may do it."""
-    return session.execute(_MERGE, {"most": MERGED_MAX}).scalar_one()
+def merge(session: Session, *, most: int = MERGED_MAX) -> int:
+    """Make sums of the same key one, of up to `most` rows. Returns how many were looked at. Only one at a time may do
+    it."""
+    return session.execute(_MERGE, {"most": most}).scalar_one()
 
 
 def take_back(session: Session, interval_id: int) -> None:

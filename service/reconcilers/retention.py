@@ -1,6 +1,6 @@
-"""What is deleted, and when: what a job has too much of, and what is older than the settings say.
+"""What is summed, and what is deleted, and when: what a job has too much of, and what is older than the settings say.
 
-Each statement deletes a bounded number of rows, and none reads more because there is a longer history. Nothing goes
+Each statement takes a bounded number of rows, and none reads more because there is a longer history. Nothing goes
 that a job which has not ended needs, or a lease that is open; and no sum of the ledger.
 """
 
@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from service.capacity.wants import end_and_drop
 from service.decisions.operations import trim_decisions
-from service.ledger import sums
+from service.ledger import egress, sums
 from service.repeats.operations import trim
 from service.sessions.operations import expire_sessions
 from service.settings import ServiceSettings
@@ -145,40 +145,53 @@ _OF_OLD_JOBS = tuple(
 _EMPTIED = text("UPDATE jobs SET emptied_at = :now WHERE job_id = ANY(:job_ids)")
 
 
+Work = Callable[[Session, ServiceSettings, datetime, int], int]
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One kind of rows. `work` does a bounded part and returns how many rows it took, until there are none."""
+    """One kind of rows. `work` does a part of at most so much, and returns how many rows it took, until there are none.
+    `most`: how much a part is, unless that takes too long."""
 
     name: str
-    work: Callable[[Session, ServiceSettings, datetime], int]
+    work: Work
+    most: int = BATCH
 
 
-def _above(statement: TextClause, setting: str) -> Callable[[Session, ServiceSettings, datetime], int]:
-    return lambda session, settings, now: _rows(session, statement, keep=getattr(settings, setting), batch=BATCH)
+def _above(statement: TextClause, setting: str) -> Work:
+    return lambda session, settings, now, most: _rows(session, statement, keep=getattr(settings, setting), batch=most)
 
 
-def _age(statement: TextClause, setting: str) -> Callable[[Session, ServiceSettings, datetime], int]:
-    def work(session: Session, settings: ServiceSettings, now: datetime) -> int:
+def _age(statement: TextClause, setting: str) -> Work:
+    def work(session: Session, settings: ServiceSettings, now: datetime, most: int) -> int:
         before = now - timedelta(days=getattr(settings, setting))
-        return _rows(session, statement, batch=BATCH, before=before)
+        return _rows(session, statement, batch=most, before=before)
 
     return work
 
 
-def _long_logs(session: Session, settings: ServiceSettings, now: datetime) -> int:
+def _sum_up(session: Session, settings: ServiceSettings, now: datetime, most: int) -> int:
+    return sums.roll(session, before=now - sums.ROLL_AFTER, hours_max=most)
+
+
+def _sum_up_egress(session: Session, settings: ServiceSettings, now: datetime, most: int) -> int:
+    return egress.roll_egress(session, before=now - sums.ROLL_AFTER, most=most)
+
+
+def _long_logs(session: Session, settings: ServiceSettings, now: datetime, most: int) -> int:
     session.execute(_COUNT_LOGS)
-    most = settings.log_chars_max
-    job_id = session.execute(_LONG_LOGS, {"log_chars_most": int(most * _LOGS_OVER)}).scalar_one_or_none()
+    chars_max = settings.log_chars_max
+    job_id = session.execute(_LONG_LOGS, {"log_chars_most": int(chars_max * _LOGS_OVER)}).scalar_one_or_none()
     if job_id is None:
         return 0
-    gone = _rows(session, _CUT_LOGS, job_id=job_id, log_chars_max=most)
+    gone = _rows(session, _CUT_LOGS, job_id=job_id, log_chars_max=chars_max)
     session.execute(_COUNT_AGAIN, {"job_id": job_id})
     return gone
 
 
-def _old_jobs(session: Session, settings: ServiceSettings, now: datetime) -> int:
+def _old_jobs(session: Session, settings: ServiceSettings, now: datetime, most: int) -> int:
     before = now - timedelta(days=settings.steps_kept_days)
-    values = {"job_ids": list(session.execute(_OLD_JOBS, {"before": before}).scalars()), "batch": BATCH}
+    values = {"job_ids": list(session.execute(_OLD_JOBS, {"before": before}).scalars()), "batch": most}
     steps, metrics, grants = _OF_OLD_JOBS
     gone = _rows(session, steps, **values) + _rows(session, metrics, **values)
     gone += _rows(session, grants, before=before, **values)
@@ -187,18 +200,23 @@ def _old_jobs(session: Session, settings: ServiceSettings, now: datetime) -> int
     return gone
 
 
-def _old_intervals(session: Session, settings: ServiceSettings, now: datetime) -> int:
-    return sums.forget(session, before=now - timedelta(days=settings.intervals_kept_days), most=BATCH)
+def _old_intervals(session: Session, settings: ServiceSettings, now: datetime, most: int) -> int:
+    return sums.forget(session, before=now - timedelta(days=settings.intervals_kept_days), most=most)
 
 
 def _rows(session: Session, statement: TextClause, **values: object) -> int:
     return session.connection().execute(statement, values).rowcount
 
 
+SUMS = (
+    Task("intervals that have ended", _sum_up, sums.HOURS_MAX),
+    Task("sums of intervals", lambda session, settings, now, most: sums.merge(session, most=most), sums.MERGED_MAX),
+    Task("what left pools", _sum_up_egress, egress.ROLLED_MAX),
+)
 TASKS = (
     Task("steps above the limit", _above(_STEPS, "step_rows_max")),
     Task("metrics above the limit", _above(_METRICS, "metrics_rows_max")),
-    Task("decisions above the limit", lambda session, settings, now: trim_decisions(session)),
+    Task("decisions above the limit", lambda session, settings, now, most: trim_decisions(session, most=most)),
     Task("pieces of logs above the limit", _long_logs),
     Task("old pieces of logs", _age(OLD_LOGS, "logs_kept_days")),
     Task("old audit rows", _age(_OLD_AUDIT, "audit_kept_days")),
@@ -210,11 +228,14 @@ TASKS = (
     Task("old requests for machines", _age(_OLD_REQUESTS, "requests_kept_days")),
     Task("steps, metrics and grants of jobs that ended long ago", _old_jobs),
     Task("old intervals", _old_intervals),
-    Task("facts that waited too long", lambda session, settings, now: held.expire(session.connection(), now=now)),
+    Task(
+        "facts that waited too long",
+        lambda session, settings, now, most: held.expire(session.connection(), now=now, most=most),
+    ),
     Task(
         "requests for machines of policies",
-        lambda session, settings, now: end_and_drop(session, now=now, most=BATCH),
+        lambda session, settings, now, most: end_and_drop(session, now=now, most=most),
     ),
-    Task("browser sessions", lambda session, settings, now: expire_sessions(session, now=now, most=BATCH)),
-    Task("answers kept for repeats", lambda session, settings, now: trim(session, now=now)),
+    Task("browser sessions", lambda session, settings, now, most: expire_sessions(session, now=now, most=most)),
+    Task("answers kept for repeats", lambda session, settings, now, most: trim(session, now=now, most=most)),
 )

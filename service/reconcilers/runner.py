@@ -66,9 +66,9 @@ class Reconcilers:
         late = [name for name in WATCHED if now - self._turned_at.get(name, now) > STUCK_S]
         return f"reconciler {late[0]} hangs" if late else ""
 
-    def doubt(self) -> str:
-        """Why some nodes that are not heard do not count as lost; empty while there are none."""
-        return self._watch.doubt
+    def doubts(self) -> list[str]:
+        """Why some nodes that are not heard do not count as lost, and what of the upkeep fails."""
+        return [self._watch.doubt, self._upkeep.doubt]
 
     def _run(self, name: str, tick: Callable[[], int], wait: Callable[[], object]) -> None:
         while not self._stop.is_set():

@@ -12,8 +12,6 @@ from service.problems import conflict, invalid
 from service.repeats.tables import AnswerRow
 
 KEPT = timedelta(hours=24)
-TRIMMED_MAX = 20_000
-"""Rows that one look removes at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +61,12 @@ def keep(session: Session, ask: Ask, *, status: int, body: bytes) -> None:
     session.execute(update(AnswerRow).where(mine).values(status=status, body=body))
 
 
-def trim(session: Session, *, now: datetime) -> int:
-    """Remove answers that are older than a day. Returns how many."""
+def trim(session: Session, *, now: datetime, most: int) -> int:
+    """Remove up to `most` answers that are older than a day. Returns how many."""
     old = (
         select(AnswerRow.token_id, AnswerRow.key_sha256)
         .where(AnswerRow.answered_at <= now - KEPT)
-        .limit(TRIMMED_MAX)
+        .limit(most)
         .subquery()
     )
     statement = delete(AnswerRow).where(AnswerRow.token_id == old.c.token_id, AnswerRow.key_sha256 == old.c.key_sha256)

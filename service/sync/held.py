@@ -67,10 +67,10 @@ def drop(session: Session, rows: Iterable[HeldFactRow]) -> None:
         session.execute(gone.execution_options(synchronize_session=False))
 
 
-def expire(connection: Connection, *, now: datetime) -> int:
-    """Drop what has waited too long. Returns how many."""
-    old = HeldFactRow.held_at < now - timedelta(seconds=HELD_FOR_S)
-    return connection.execute(delete(HeldFactRow).where(old)).rowcount
+def expire(connection: Connection, *, now: datetime, most: int) -> int:
+    """Drop up to `most` facts that have waited too long. Returns how many."""
+    old = select(HeldFactRow.held_id).where(HeldFactRow.held_at < now - timedelta(seconds=HELD_FOR_S)).limit(most)
+    return connection.execute(delete(HeldFactRow).where(HeldFactRow.held_id.in_(old))).rowcount
 
 
 def _count(session: Session, node_id: str, job_id: str, is_log: bool) -> int:

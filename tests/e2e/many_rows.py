@@ -84,7 +84,7 @@ def fill(place: Host, job_id: str) -> None:
         session.execute(text("SET session_replication_role = replica"))
         session.add_all(_moves(session, job_id))
         session.flush()
-        while sums.roll(session, before=datetime.now(UTC), most=100_000) + sums.merge(session):
+        while sums.roll(session, before=datetime.now(UTC), hours_max=10_000_000) + sums.merge(session):
             session.commit()
     engine.dispose()
     with place.connect() as connection:

@@ -197,6 +197,20 @@ def test_an_hour_of_which_only_the_sum_is_left_is_not_cut(session, history):
     assert by_hour == [pytest.approx(1_000 / 3_600 / 2), pytest.approx(2 * 3_199.999999 / 3_600 / 2)]
 
 
+def test_few_long_intervals_are_as_much_as_many_short_ones(session, lease):
+    for number in range(1, 7):
+        account_all(session, lease=lease, until=at(number * 100 * 3_600), spent=[WORK if number % 2 else AGAIN, REST])
+    session.flush()
+    wanted = plain(session)
+    assert [roll(session, before=at(1e7), hours_max=250) for _ in range(3)] == [3, 2, 0]
+    assert merge(session) > 0 and answers(session) == wanted
+    for lone in session.scalars(select(IntervalRow).where(IntervalRow.rolled)):
+        sums.take_back(session, lone.interval_id)
+        lone.rolled = False
+    session.flush()
+    assert roll(session, before=at(1e7), hours_max=1) == 1, "one, however long it is"
+
+
 def test_intervals_that_somebody_changes_now_are_summed_later(session, history, database):
     session.commit()
     row = session.scalars(select(IntervalRow).where(IntervalRow.cause == Cause.RECOMPUTE).with_for_update()).first()

@@ -131,7 +131,7 @@ class History:
         """All intervals that have ended go into the sums, three at a time."""
         for _ in range(1_000):
             with self.context.sessions.begin() as session:
-                if not sums.roll(session, before=self.clock() + MICRO, most=3):
+                if not sums.roll(session, before=self.clock() + MICRO, hours_max=3):
                     break
         if merges:
             with self.context.sessions.begin() as session:

@@ -1,6 +1,7 @@
 """What is old is deleted in bounded parts, and never what is still needed."""
 
 import logging
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -17,7 +18,7 @@ from service.metrics.tables import StepMetricsRow
 from service.nodes.operations import mark_gone
 from service.nodes.tables import NodeRow
 from service.notices.tables import NoticeRow
-from service.reconcilers import retention, upkeep
+from service.reconcilers import upkeep
 from service.settings import ServiceSettings
 from tests.service.reconcilers.conftest import Fleet
 from tests.tiers import sample
@@ -163,7 +164,7 @@ def test_intervals_go_and_the_answer_of_the_ledger_stays(ended: Fleet, context):
 
 
 def test_much_is_deleted_in_parts_each_in_a_transaction_of_its_own(ended: Fleet, context, monkeypatch):
-    monkeypatch.setattr(retention, "BATCH", 3)
+    monkeypatch.setattr(upkeep, "TASKS", tuple(replace(task, most=3) for task in upkeep.TASKS))
     monkeypatch.setattr(upkeep, "PARTS_MAX", 2)
     with context.sessions.begin() as session:
         session.execute(
