@@ -20,7 +20,6 @@ FOLDER = Path(__file__).parent
 APP_FOLDER = FOLDER / "static" / "app"
 FOREVER = "public, max-age=31536000, immutable"
 _SAFE = {
-    "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
 }

@@ -12,8 +12,9 @@ from dataclasses import replace
 from time import monotonic
 
 from sqlalchemy.exc import SQLAlchemyError
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agent.protocol import errors
@@ -21,6 +22,7 @@ from agent.protocol.errors import Problem
 from service.context import CALLER, TURN, Context, find_caller, find_visitor
 from service.edge.budgets import Buckets, Shown
 from service.edge.credentials import SESSION_PATH, bearer_of, check_origin, cookie_of, reason_of
+from service.edge.safe_headers import safe_headers
 from service.problems import ProblemError, response_to, response_to_database, too_many, unexpected
 from service.tokens.operations import Caller
 from service.tokens.tables import PEOPLE
@@ -53,6 +55,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        send = _safe(scope, send)
         try:
             body = _Body(receive, self._body_bytes_max.get(scope["path"], BODY_BYTES_MAX))
             await self._admit(scope, body)
@@ -157,6 +160,8 @@ class Gate:
 
         try:
             await self._app(scope, receive, watched)
+        except ClientDisconnect:
+            _log.debug("%s %s: the client has gone before its body came", scope["method"], scope["path"])
         except Exception:
             problem_id = secrets.token_hex(6)
             _log.exception("problem %s: %s %s failed", problem_id, scope["method"], scope["path"])
@@ -201,6 +206,17 @@ class _Body:
     def _too_large(self) -> Problem:
         detail = f"a request to this address may have at most {self._bytes_max} bytes"
         return Problem(title="Too large", status=413, code=errors.TOO_LARGE, detail=detail)
+
+
+def _safe(scope: Scope, send: Send) -> Send:
+    """Sends answers with the headers that all of them have."""
+
+    async def begun(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).update(safe_headers(scope))
+        await send(message)
+
+    return begun
 
 
 def _name(caller: Caller) -> str:

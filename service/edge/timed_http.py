@@ -10,6 +10,11 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from agent.protocol import errors
+from agent.protocol.errors import Problem
+from service.edge.safe_headers import NO_PAGE
+from service.problems import response
+
 HEAD_S_MAX = 10.0
 HEAD_BYTES_MAX = 32 * 1024
 
@@ -76,7 +81,7 @@ class TimedHttpProtocol(HttpToolsProtocol):
         """The last answer before a head that is refused may be on its way now."""
         super().on_response_complete()
         if self._refused and self.cycle.response_complete:
-            super().send_400_response(self._refused)
+            self._refuse(self._refused)
 
     def send_400_response(self, msg: str) -> None:
         """Not before the answers to the requests that came first: it would be taken for one of them."""
@@ -84,7 +89,15 @@ class TimedHttpProtocol(HttpToolsProtocol):
             self._refused = msg
             self.flow.pause_reading()
         else:
-            super().send_400_response(msg)
+            self._refuse(msg)
+
+    def _refuse(self, msg: str) -> None:
+        """The answer to what is no request, which nobody else sees; then the connection ends."""
+        problem = Problem(title="Bad request", status=400, code=errors.INVALID, detail=msg)
+        answer = response(problem, headers={**NO_PAGE, "Connection": "close"})
+        head = b"".join(b"%s: %s\r\n" % header for header in (*self.server_state.default_headers, *answer.raw_headers))
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head + b"\r\n" + bytes(answer.body))
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is awaited any more."""

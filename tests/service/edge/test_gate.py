@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import re
 import threading
 from collections.abc import Callable
@@ -167,6 +168,41 @@ def test_job_files_are_read_without_a_place(client, context, monkeypatch, method
     wire = Wire(client.app, method, path, headers)
     wire.parts = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
     asyncio.run(no_place_is_taken(context, [wire], begun.is_set, goes_on.set))
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/api/v1/jobs"),
+        ("PATCH", "/api/v1/jobs/x"),
+        ("PUT", "/api/v1/pools/x/price"),
+        ("POST", "/agent/v1/sync"),
+    ],
+)
+def test_a_client_that_goes_before_its_body_came_is_no_error(client, make_agent, caplog, method, path):
+    found = make_agent("a").headers if path.startswith("/agent") else client.headers
+    wire = Wire(client.app, method, path, {"authorization": found["Authorization"], "content-type": "application/json"})
+    wire.parts = [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+    wire.run()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_every_answer_tells_browsers_to_take_it_as_what_it_is_and_those_of_the_api_not_to_keep_it(client):
+    of_api = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
+    token = {"authorization": client.headers["Authorization"]}
+    for path, headers in (
+        ("/api/v1/jobs", token),
+        ("/api/v1/jobs", {}),
+        ("/api/v1/none", token),
+        ("/agent/v1/sync", {}),
+    ):
+        wire = Wire(client.app, "GET", path, headers).run()
+        assert of_api.items() <= wire.headers.items() and "strict-transport-security" not in wire.headers
+    for path in ("/healthz", "/login", "/none.js"):
+        assert client.get(path).headers["x-content-type-options"] == "nosniff"
+    for scheme in ("https", "http"):
+        found = client.get(f"{scheme}://test/healthz").headers.get("strict-transport-security")
+        assert found == ("max-age=31536000" if scheme == "https" else None)
 
 
 @pytest.mark.parametrize(

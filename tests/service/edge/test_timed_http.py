@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import http.client
+import json
 import re
 import socket
 import subprocess
@@ -17,6 +19,7 @@ from typer.testing import CliRunner
 
 from agent.link.identity import NodeAuth
 from agent.link.link import ServiceAway, ServiceLink
+from agent.protocol.errors import PROBLEM_MEDIA_TYPE
 from agent.protocol.sync import SyncOrders, SyncReport
 from agent.settings import SettingsError, check_tls_ca
 from service import server as serving
@@ -113,6 +116,21 @@ def test_one_connection_gets_one_answer_where_a_body_has_two_lengths(client):
     smuggled = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
     with served(client.app) as port:
         assert answers(port, both + smuggled) == [b"400"]
+
+
+def test_what_is_no_request_is_a_problem_too(client):
+    heads = [b"GET / HTTP/1.1\r\nHost: x\r\nA: \x7f\r\n\r\n", b"GET /" + b"a" * (HEAD_BYTES_MAX + 1)]
+    with served(client.app) as port:
+        for head in heads:
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+                connection.sendall(head)
+                answer = http.client.HTTPResponse(connection)
+                answer.begin()
+                problem = json.loads(answer.read())
+            assert (answer.status, answer.headers["content-type"]) == (400, PROBLEM_MEDIA_TYPE)
+            assert (problem["status"], problem["code"]) == (400, "invalid") and problem["detail"]
+            wanted = {"connection": "close", "x-content-type-options": "nosniff", "cache-control": "no-store"}
+            assert wanted == {name: answer.headers[name] for name in wanted}
 
 
 def answers(port: int, *pieces: bytes) -> list[bytes]:
