@@ -5,6 +5,7 @@ import { applier, withSteps } from './api/apply'
 import { nextCursor } from './api/client'
 import { Hub, type FromHub, type SourceEvents } from './api/hub'
 import { ask } from './api/queries'
+import { read } from './api/read'
 import { drawn } from './charts/timeline_data'
 import { placeRanks } from './pages/job/RankCanvas'
 import { appended, linesOf } from './pages/job/log_lines'
@@ -13,6 +14,13 @@ import { slackOf, story } from './pages/incident/story'
 import { bytes, dollars, prose, seconds, span } from './parts/format'
 import { yaml } from './parts/yaml'
 import { done, fleet, handoff, incident, ranks, summary, timeline } from './test/sample'
+
+test('text of the API shows what a page would obey instead, and is the same otherwise', () => {
+  const text = 'loss \u202e0.1\u2069 \u001b[31m \u009b \\u202e \\ \b\f\u2029 \t\n\r "ü" \u{1f600}'
+  const shown = 'loss \\u202e0.1\\u2069 \\u001b[31m \\u009b \\u202e \\ \\u0008\\u000c\\u2029 \t\n\r "ü" \u{1f600}'
+  expect(read(JSON.stringify({ text, more: [text, 1, null] }))).toEqual({ text: shown, more: [shown, 1, null] })
+  expect(read('"\\u202E \\\\u202e \\u000A\\u0009"')).toBe('\\u202e \\u202e \n\t')
+})
 
 function world() {
   let now = 0

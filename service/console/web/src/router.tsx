@@ -57,7 +57,19 @@ const tokens = createRoute({
   component: lazyRouteComponent(() => import('./pages/Tokens')),
 })
 
+function isReadable(path: string): boolean {
+  try {
+    return decodeURIComponent(path) !== ''
+  } catch {
+    return false
+  }
+}
+
+/** An address that cannot be decoded would end the router. It stays in the browser, and leads to no screen. */
+export const rewrite = { input: ({ url }: { url: URL }) => (isReadable(url.pathname) ? url : new URL('/no-such-screen', url)) }
+
 export const router = createRouter({
+  rewrite,
   routeTree: root.addChildren([fleet, job, jobTab, incidents, incident, handoffs, handoff, node, audit, tokens]),
   defaultPreload: 'intent',
   scrollRestoration: true,

@@ -2,6 +2,7 @@
 import { screen, waitFor, within } from '@testing-library/react'
 import userEvent from '@testing-library/user-event'
 import { expect, test } from 'vitest'
+import { change, get, getPage } from './api/client'
 import { done, incident, replayed, session } from './test/sample'
 import { open, serve } from './test/page'
 
@@ -252,4 +253,22 @@ test('a decision shows what the policy wants the job to hold beside its alternat
   expect(await screen.findByText(/Should have TP2×PP1×DP4 on 4 nodes and 1 spare in zone-1/, {}, LONG)).toBeTruthy()
   expect(screen.getByText(/no use for a-9/)).toBeTruthy()
   expect(screen.getByText('5 a in zone-1')).toBeTruthy()
+})
+
+test('an address that cannot be decoded leads to no screen, and stays what it was', async () => {
+  serve()
+  for (const address of ['/jobs/%E0%A4%A', '/jobs/gpt-7b/%ff', '/%']) {
+    const page = open(address)
+    expect(await screen.findByText('There is no such page', {}, LONG)).toBeTruthy()
+    expect(page.at()).toBe(address)
+    page.unmount()
+  }
+})
+
+test('whatever the API says reaches the screens with nothing in it that turns the direction of writing', async () => {
+  serve(method => (method === 'PUT' ? { status: 422, body: { title: 'Invalid', detail: 'no \u202e' } } : { body: [{ reason: 'lost \u202e0' }] }))
+  expect(await get('/api/v1/jobs')).toEqual([{ reason: 'lost \\u202e0' }])
+  expect((await getPage('/api/v1/jobs')).items).toEqual([{ reason: 'lost \\u202e0' }])
+  expect(await change('POST', '/api/v1/jobs')).toEqual([{ reason: 'lost \\u202e0' }])
+  await expect(change('PUT', '/api/v1/jobs')).rejects.toThrow('no \\u202e')
 })

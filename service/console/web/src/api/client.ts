@@ -1,4 +1,6 @@
 // Requests to the API: what they send, and what becomes of an answer that is none. The session's cookie is the browser's.
+import { read } from './read'
+
 export interface FieldProblem { field: string; rule: string }
 
 /** An answer that says no, or no answer at all (status 0). */
@@ -32,12 +34,12 @@ export function address(path: string, query: Query = {}): string {
 }
 
 export async function get<T>(path: string, query?: Query, signal?: AbortSignal): Promise<T> {
-  return (await send('GET', address(path, query), { signal })).json() as Promise<T>
+  return read(await (await send('GET', address(path, query), { signal })).text())
 }
 
 export async function getPage<T>(path: string, query?: Query, signal?: AbortSignal): Promise<Page<T>> {
   const answer = await send('GET', address(path, query), { signal })
-  return { items: (await answer.json()) as T[], next: nextCursor(answer.headers.get('Link')) }
+  return { items: read<T[]>(await answer.text()), next: nextCursor(answer.headers.get('Link')) }
 }
 
 export interface Change { body?: unknown; reason?: string; ifMatch?: string }
@@ -50,7 +52,7 @@ export async function change<T>(method: 'POST' | 'PUT' | 'PATCH' | 'DELETE', pat
   if (how.body !== undefined) headers['Content-Type'] = 'application/json'
   const body = how.body === undefined ? undefined : JSON.stringify(how.body)
   const answer = await send(method, path, { headers, body })
-  return (answer.status === 204 ? undefined : await answer.json()) as T
+  return answer.status === 204 ? (undefined as T) : read(await answer.text())
 }
 
 /** `</api/...?cursor=X>; rel="next"` -> X. */
@@ -75,7 +77,7 @@ async function send(method: string, where: string, init: RequestInit): Promise<R
 }
 
 async function refusal(answer: Response): Promise<Refused> {
-  const problem: Record<string, unknown> = await answer.json().catch(() => ({}))
+  const problem: Record<string, unknown> = await answer.text().then(text => read<Record<string, unknown>>(text)).catch(() => ({}))
   const title = typeof problem.title === 'string' ? problem.title : answer.statusText || `Status ${answer.status}`
   const detail = typeof problem.detail === 'string' ? problem.detail : ''
   const errors = Array.isArray(problem.errors) ? (problem.errors as FieldProblem[]) : []

@@ -1,6 +1,7 @@
 // A tab's end of the stream: connects to the hub, keeps what it hears for at most half a second, and hands it on in one
 // piece. So a screen is drawn anew at most twice a second, whatever the jobs do.
 import { useEffect, useSyncExternalStore } from 'react'
+import { read } from './read'
 import { Hub, browser, type FromHub, type LinkState, type Port, type ToHub } from './hub'
 
 export interface LiveEvent { event: string; data: unknown }
@@ -24,7 +25,7 @@ export function listen(apply: Apply): () => void {
     if ('state' in message) return setState(message.state)
     let data: unknown
     try {
-      data = JSON.parse(message.data)
+      data = read(message.data)
     } catch {
       return
     }

@@ -3,7 +3,7 @@ import { QueryClient, QueryClientProvider } from '@tanstack/react-query'
 import { createMemoryHistory, createRouter, RouterProvider } from '@tanstack/react-router'
 import { render } from '@testing-library/react'
 import { vi } from 'vitest'
-import { router } from '../router'
+import { rewrite, router } from '../router'
 import { answer } from './sample'
 
 export interface Asked { method: string; path: string; body: unknown; headers: Headers }
@@ -30,7 +30,7 @@ export function serve(instead: Instead = () => undefined): Asked[] {
 export function open(address: string) {
   const client = new QueryClient({ defaultOptions: { queries: { retry: false, networkMode: 'always' }, mutations: { networkMode: 'always' } } })
   const history = createMemoryHistory({ initialEntries: [address] })
-  const place = createRouter({ routeTree: router.routeTree, history, defaultPendingMs: 0 })
+  const place = createRouter({ routeTree: router.routeTree, history, rewrite, defaultPendingMs: 0 })
   const shown = render(<QueryClientProvider client={client}><RouterProvider router={place as unknown as typeof router} /></QueryClientProvider>)
   return { ...shown, client, history, at: () => history.location.href }
 }

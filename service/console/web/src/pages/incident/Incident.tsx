@@ -3,6 +3,7 @@ import { useQuery } from '@tanstack/react-query'
 import { Link, useParams } from '@tanstack/react-router'
 import { useState } from 'react'
 import { ask } from '../../api/queries'
+import { read } from '../../api/read'
 import type { ChannelOut, DecisionOut, IncidentOut } from '../../api/types'
 import { PHASE_COLUMNS, phaseRows, Waterfall } from '../../charts/Waterfall'
 import { CAUSE_WORDS } from '../../parts/causes'
@@ -147,7 +148,7 @@ function Channels({ of }: { of: readonly ChannelOut[] }) {
 
 export function pretty(raw: string): string {
   try {
-    return JSON.stringify(JSON.parse(raw), null, 2)
+    return JSON.stringify(read(raw), null, 2)
   } catch {
     return raw
   }
