@@ -97,7 +97,7 @@ def field_problems(error: ValidationError | RequestValidationError) -> tuple[Fie
     found = []
     for item in error.errors()[:PROBLEMS_MAX]:
         location = [str(part) for part in item["loc"] if part not in ("body", "query", "path", "header")]
-        field = fitting(".".join(location), FIELD_CHARS_MAX).encode(errors="replace").decode()
+        field = fitting(".".join(location), FIELD_CHARS_MAX)
         found.append(FieldProblem(field=field or "(whole)", rule=rule_in_words(item)))
     return tuple(found)
 

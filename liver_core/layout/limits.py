@@ -4,6 +4,7 @@ Types only, to be used in the fields of frozen dataclasses and of pydantic model
 bound is asked for its schema only when the codec, or a model, first meets it.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
@@ -47,9 +48,13 @@ class Checked:
         return AfterValidator(self._check).__get_pydantic_core_schema__(source, handler)
 
 
+_UNWRITABLE = re.compile("[\0\ud800-\udfff]")
+"""NUL, and halves of surrogate pairs, which UTF-8 cannot write."""
+
+
 def fitting(text: str, chars_max: int = REASON_CHARS_MAX) -> str:
-    """The text as a bounded field takes it: cut, and without NUL."""
-    return text[:chars_max].replace("\0", "\N{REPLACEMENT CHARACTER}")
+    """The text as a bounded field takes it: cut, and without what no database column of text takes."""
+    return _UNWRITABLE.sub("\N{REPLACEMENT CHARACTER}", text[:chars_max])
 
 
 def listed(names: Iterable[str], most: int = NAMED_MAX) -> str:

@@ -3,9 +3,11 @@
 Nothing here is trusted: a fact is about a node only if the service knows the machine, see `operations`.
 """
 
+import json
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from agent.protocol.sync import Provider
 from liver_core.layout.limits import fitting
@@ -70,6 +72,14 @@ class CloudFact:
             message_id=fitting(self.message_id, NAME_CHARS_MAX),
             raw=fitting(self.raw, RAW_CHARS_MAX),
         )
+
+
+def json_of(text: str) -> Any:
+    """What a message holds. Raises ValueError where it is no JSON, or where a text in it cannot be written in UTF-8:
+    JSON may have halves of surrogate pairs, and no database takes one."""
+    found = json.loads(text)
+    json.dumps(found, ensure_ascii=False).encode()
+    return found
 
 
 @dataclass(frozen=True, slots=True)

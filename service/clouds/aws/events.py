@@ -4,7 +4,6 @@ Formats: EC2 User Guide (spot interruption, rebalance, capacity blocks, interrup
 Health event references. Where the documents and what is seen differ, both spellings are read.
 """
 
-import json
 import re
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -14,7 +13,7 @@ from typing import Any
 from agent.protocol.sync import Provider
 from agent.protocol.values import utc
 from liver_core.layout.limits import UTC_LEAST, UTC_MOST
-from service.clouds.cloud_facts import CloudFact, FactKind, Unread
+from service.clouds.cloud_facts import CloudFact, FactKind, Unread, json_of
 from service.notices.rules import AWS_QUEUE
 
 BODY_CHARS_MAX = 256 * 1024
@@ -204,7 +203,7 @@ def _resources(event: dict[str, Any]) -> list[Any]:
 def _unwrapped(body: str) -> dict[str, Any]:
     for _ in range(_SNS_DEPTH_MAX + 1):
         try:
-            event = json.loads(body)
+            event = json_of(body)
         except ValueError as error:
             raise UnreadEvent(f"must be JSON: {error}") from None
         if not isinstance(event, dict):

@@ -17,7 +17,7 @@ from typing import Any
 from agent.protocol.sync import Provider
 from agent.protocol.values import utc
 from liver_core.layout.limits import UTC_LEAST, UTC_MOST
-from service.clouds.cloud_facts import CloudFact, FactKind, Unread
+from service.clouds.cloud_facts import CloudFact, FactKind, Unread, json_of
 from service.notices.rules import GCP_OPERATIONS, GCP_PUBSUB
 
 ENTRY_BYTES_MAX = 256 * 1024
@@ -136,7 +136,7 @@ def _data(message: Mapping[str, Any]) -> str:
 
 def _parsed(text: str) -> dict[str, Any]:
     try:
-        return _mapping(json.loads(text), "an entry")
+        return _mapping(json_of(text), "an entry")
     except (ValueError, RecursionError) as error:
         raise UnreadEntry(f"must be JSON: {error}") from None
 

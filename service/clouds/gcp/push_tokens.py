@@ -13,6 +13,8 @@ from datetime import datetime
 from time import monotonic
 from typing import Any
 
+from liver_core.layout.limits import UTC_MOST
+
 CERTS_URL = "https://www.googleapis.com/oauth2/v1/certs"
 ISSUERS = ("accounts.google.com", "https://accounts.google.com")
 TOKEN_CHARS_MAX = 8_192
@@ -68,8 +70,8 @@ def check_claims(claims: Mapping[str, Any], *, audience: str, account: str, now:
     """Raises PushRefused. Pure."""
     if claims.get("iss") not in ISSUERS:
         raise PushRefused(401, "iss: the token is not Google's")
-    begins, ends, at = claims.get("iat"), claims.get("exp"), now.timestamp()
-    if not isinstance(begins, int | float) or not isinstance(ends, int | float):
+    begins, ends, at = _moment(claims.get("iat")), _moment(claims.get("exp")), now.timestamp()
+    if begins is None or ends is None:
         raise PushRefused(401, "iat, exp: the token must say from when to when it counts")
     if not begins - SKEW_S <= at <= ends + SKEW_S:
         raise PushRefused(401, "iat, exp: the token does not count now; see whether the clocks differ")
@@ -79,6 +81,11 @@ def check_claims(claims: Mapping[str, Any], *, audience: str, account: str, now:
         raise PushRefused(403, "aud: the token is for another audience than LIVER_SERVICE_GCP_PUSH_AUDIENCE")
     if claims.get("email") != account or claims.get("email_verified") is not True:
         raise PushRefused(403, "email: the token is of another account than LIVER_SERVICE_GCP_PUSH_ACCOUNT")
+
+
+def _moment(value: Any) -> float | None:
+    """Seconds since 1970; None for what is no time: a number of a token may have thousands of digits."""
+    return float(value) if isinstance(value, int | float) and 0 <= value <= UTC_MOST else None
 
 
 def fetch_keys(url: str) -> Mapping[str, str]:

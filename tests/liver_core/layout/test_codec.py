@@ -83,6 +83,7 @@ def test_what_is_no_json_is_refused():
 
 
 def test_a_text_is_made_to_fit_by_cutting_it_and_by_showing_where_a_nul_was():
+    assert fitting("a\ud800b\N{GRINNING FACE}").encode() == "a\N{REPLACEMENT CHARACTER}b\N{GRINNING FACE}".encode()
     assert fitting("a\0b" * 2, 5) == "a\N{REPLACEMENT CHARACTER}ba\N{REPLACEMENT CHARACTER}"
 
 

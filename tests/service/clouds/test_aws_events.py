@@ -89,6 +89,13 @@ def test_what_emulators_and_some_partitions_leave_out_is_not_needed(absent):
     assert fact.message_id == ("sqs-1" if absent == "id" else SPOT["id"])
 
 
+@pytest.mark.parametrize("name", ["id", "account"])
+def test_a_text_that_no_database_takes_makes_a_message_unreadable(name):
+    for body in (json.dumps(SPOT | {name: "\ud800"}), json.dumps(SPOT | {name: "\ud800"}, ensure_ascii=False)):
+        reading = read_message(body, "sqs-1")
+        assert reading.unread is not None and "surrogates not allowed" in reading.unread.reason
+
+
 def mutated(draw, value):
     """An event of which something is another value, or gone."""
     others = st.one_of(st.none(), st.integers(), st.text(max_size=20), st.lists(st.text(max_size=5), max_size=2))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from service.clouds.gcp.log_entries import LogRead, read_operation, read_pulled, read_push
 from service.clouds.gcp.operation_list import OVERLAP, advance, filter_since, since_of
-from service.clouds.gcp.push_tokens import PushRefused, take_apart
+from service.clouds.gcp.push_tokens import PushRefused, check_claims, take_apart
 
 GOLDEN = Path(__file__).with_name("gcp_events.json")
 NOW = datetime(2026, 11, 20, 17, 0, tzinfo=UTC)
@@ -89,6 +89,25 @@ def test_what_is_no_token_is_refused(token):
     with pytest.raises(PushRefused) as refused:
         take_apart(token)
     assert refused.value.status == 401
+
+
+@pytest.mark.parametrize("begins, ends", [
+    (0, 10**400), (-(10**400), 10**400), (10**400, 1e300), (1e308, 1.0), (float("nan"), 1.0), (0, float("inf")),
+    ("0", 1),
+], ids=map(str, range(7)))  # fmt: skip
+def test_a_token_whose_times_are_none_is_refused(begins, ends):
+    claims = {"iss": "accounts.google.com", "aud": "a", "email": "e", "email_verified": True}
+    with pytest.raises(PushRefused, match="iat, exp") as refused:
+        check_claims(claims | {"iat": begins, "exp": ends}, audience="a", account="e", now=NOW)
+    assert refused.value.status == 401
+
+
+@pytest.mark.parametrize("name", ["insertId", "timestamp"])
+def test_a_text_that_no_database_takes_makes_a_message_unreadable(name):
+    golden = json.loads(GOLDEN.read_text())
+    event = next(case["entry"] for case in golden.values() if isinstance(case.get("entry"), dict))
+    reading = read_push(json.dumps(event | {name: "\ud800"}).encode(), "digest")
+    assert reading.unread is not None and "surrogates not allowed" in reading.unread.reason
 
 
 looks = st.lists(st.lists(st.integers(0, 39), max_size=12), min_size=1, max_size=8)

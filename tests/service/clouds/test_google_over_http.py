@@ -216,6 +216,7 @@ def test_a_push_is_stored_before_it_is_acknowledged(on_google, google, client, c
     ({"iss": "https://example.com"}, 401, "iss"),
     ({"exp": 1}, 401, "exp"),
     ({"exp": None}, 401, "exp"),
+    ({"exp": 10**400}, 401, "exp"),
     ({"iat": 4_000_000_000, "exp": 4_000_003_600}, 401, "clocks"),
     ({"exp": 4_000_000_000}, 401, "exp"),
 ])  # fmt: skip
@@ -247,7 +248,8 @@ def test_without_googles_keys_a_push_is_asked_for_again(google, client, context,
     assert not counts(context)
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"nonsense", b'{"message": 3}', b'{"message": {"data": "%"}}', b"\xff"])
+@pytest.mark.parametrize("body", [b"", b"[]", b"nonsense", b'{"message": 3}', b'{"message": {"data": "%"}}', b"\xff",
+                                  b'{"message": {"messageId": "\\ud800"}}', b'{"insertId": "\\ud800"}'])  # fmt: skip
 def test_a_push_that_nobody_can_read_is_counted_and_acknowledged(google, client, context, clock, body):
     assert pushed(client, google, push_token(clock()), body, wrapped=False).status_code == 204
     assert counts(context) == {"malformed": 1}
