@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import typer
 
-from service.cli.columns import fitted_text
+from service.cli.columns import escaped, fitted_text
 
 if TYPE_CHECKING:
     import ssl
@@ -52,7 +52,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs in
 
 def fail(text: str, *, code: int = 1) -> NoReturn:
     """Say on standard error what is wrong and leave with a status that is not zero."""
-    lines = f"error: {text}".splitlines()
+    lines = escaped(f"error: {text}").splitlines()
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns
         lines = [part for line in lines for part in fitted_text(line, width=width)]

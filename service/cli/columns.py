@@ -14,6 +14,7 @@ GAP = 2
 LAST_COLUMN_LEAST = 40
 """A last column of sentences stands beside the others where it has at least this much room."""
 SENTENCE_LINES_MAX = 2
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _PARTS = re.compile(r"[^-._]+[-._]*|[-._]+")
 
 
@@ -95,7 +96,7 @@ def fitted_text(text: str, *, width: int) -> list[str]:
 
 
 def shown(value: Value) -> str:
-    """What people see of it: one line without control characters."""
+    """What people see of it: one line, in which control characters are escaped."""
     return _plain(value.shown if isinstance(value, Cell) else value)
 
 
@@ -104,8 +105,14 @@ def whole(value: Value) -> str:
     return _plain(value.whole if isinstance(value, Cell) else value)
 
 
+def escaped(text: str) -> str:
+    """The text, with escapes such as `\\u202e` for what a terminal obeys instead of showing it: control characters but
+    tabs and ends of lines, and those that turn the direction of writing. JSON stays the same for who reads it."""
+    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def _plain(text: str) -> str:
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return " ".join("".join(c if c.isprintable() else " " for c in escaped(" ".join(text.split()))).split())
 
 
 def _total(widths: Sequence[int]) -> int:

@@ -25,7 +25,17 @@ from service.cli.client import (
 )
 from service.cli.columns import Column
 from service.cli.offline import try_job
-from service.cli.output import deadline, layout, names, print_details, print_json, print_table, seconds, since
+from service.cli.output import (
+    deadline,
+    layout,
+    names,
+    print_details,
+    print_json,
+    print_line,
+    print_table,
+    seconds,
+    since,
+)
 from service.cli.watching import Lines, Screen, View
 from service.cli.which import ENDED, JobId, find_job, short_jobs
 from service.elapsed import span
@@ -300,7 +310,7 @@ def logs(
         for piece in pieces:
             after = piece["log_id"]
             for line in [json.dumps(piece)] if as_json else lines.feed(piece):
-                typer.echo(line)
+                print_line(line)
         if not follow:
             break
         try:
@@ -308,7 +318,7 @@ def logs(
         except KeyboardInterrupt:
             break
     for line in lines.rest():
-        typer.echo(line)
+        print_line(line)
 
 
 @app.command(epilog="Example: liver jobs watch gpt-small-1a2b3c4d")

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from service.cli.client import fail
-from service.cli.columns import Cell, Column, Kind, Line, Value, fitted, fitted_pairs, shown, tabbed, whole
+from service.cli.columns import Cell, Column, Kind, Line, Value, escaped, fitted, fitted_pairs, shown, tabbed, whole
 from service.elapsed import ago, due
 
 NAMES_SHOWN = 6
@@ -27,7 +27,12 @@ def terminal_width() -> int | None:
 
 def print_json(data: Any) -> None:
     """Stable JSON: as the API said it, two spaces, keys in the API's order."""
-    typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+    typer.echo(escaped(json.dumps(data, indent=2, ensure_ascii=False)))
+
+
+def print_line(text: str) -> None:
+    """One line that others wrote, such as the output of a job: as it is in a pipe, escaped on a terminal."""
+    typer.echo(text if terminal_width() is None else escaped(text))
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Sequence[Value]], *, empty: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import typer
 
 from service.cli.columns import fitted_pairs
-from service.cli.output import seconds, short_layout, size
+from service.cli.output import print_line, seconds, short_layout, size
 from service.elapsed import span
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Lines:
             where = [f"{short_layout(job['layout'])} on {_nodes(job)}"] if job["layout"] else []
             news.append(("step", ", ".join([progress(event), *where])))
         for what, text in news:
-            typer.echo(f"{what:9}{text}")
+            print_line(f"{what:9}{text}")
 
     def say(self, text: str) -> None:
         """On standard error, since it is no news of the job."""

@@ -1,10 +1,12 @@
 """Tables at the width of a terminal and in a pipe: what stands where, and that no word is ever broken."""
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.cli.columns import GAP, Cell, Column, Kind, fitted, fitted_pairs, fitted_text, tabbed
+from service.cli.columns import GAP, Cell, Column, Kind, escaped, fitted, fitted_pairs, fitted_text, tabbed
 from service.cli.handoffs import LIST as HANDOFFS
 from service.cli.jobs import LIST as JOBS
 from service.cli.nodes import LIST as NODES
@@ -92,11 +94,22 @@ def test_what_is_left_out_of_a_long_sentence_shows_and_what_says_nothing_is_left
 def test_a_pipe_gets_whole_values_with_one_tab_between_and_nothing_else():
     columns = (Column("JOB"), Column("REASON", below=True))
     rows = [(Cell("5affa977", "gpt-small-5affa977"), "a\ttab,\na line, \x1b[31mand colour")]
-    assert tabbed(columns, rows) == ["JOB\tREASON", "gpt-small-5affa977\ta tab, a line, [31mand colour"]
+    assert tabbed(columns, rows) == ["JOB\tREASON", "gpt-small-5affa977\ta tab, a line, \\u001b[31mand colour"]
 
 
 def test_control_characters_never_reach_a_terminal():
-    assert text_of((Column("A"),), [("\x1b[2Jgone\r\n\x07",)], 80) == "A\n[2Jgone"
+    assert text_of((Column("A"),), [("\x1b[2Jgone\r\n\x07",)], 80) == "A\n\\u001b[2Jgone \\u0007"
+
+
+def test_what_turns_the_direction_of_writing_is_escaped_and_json_stays_what_it_was():
+    turned = {
+        "text": "loss \u202e0.1\u2069 \\\u202a \x9b31m\x7f \N{GRINNING FACE} \N{HEBREW LETTER ALEF}",
+        "more": ["\t\n\r"],
+    }
+    written = escaped(json.dumps(turned, ensure_ascii=False, indent=2))
+    assert json.loads(written) == turned
+    assert "\\u202e0.1\\u2069" in written
+    assert {c for c in written if not c.isprintable()} == {"\n"}
 
 
 def test_details_are_folded_under_their_values():
