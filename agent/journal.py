@@ -41,7 +41,7 @@ class Table(StrEnum):
     STORE = "store"  # job/generation: pid, start time, socket and address of a store child
     ZYGOTE = "zygote"  # "zygote": pid, start time, the job user that its children become
     ORDERS = "orders"  # job: the last JobOrder, so that peers and standing plans outlive the service
-    NOTICE = "notice"  # node/kind/source: what is known of a notice that this node heard of itself
+    NOTICE = "notice"  # node/kind/source/event: what is known of a notice that this node heard of itself
 
 
 class JournalError(Exception):

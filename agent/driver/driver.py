@@ -217,4 +217,4 @@ def _log_file(key: SlotKey, state: RankState) -> LogFile:
 
 
 def _notice_record(fact: NoticeFact) -> str:
-    return f"{fact.node_id}/{fact.kind}/{fact.source}"
+    return "/".join(name for name in (fact.node_id, fact.kind, fact.source, fact.event_id) if name)

@@ -6,12 +6,13 @@ it is maintenance, which takes the node.
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
 from agent.notices.metadata_read import Unreadable
 from agent.notices.source import RAW_CHARS_MAX, Announcement, parse_utc
-from agent.protocol.notice_life import LEAD
+from agent.protocol.notice_life import LEAD, event_id_of
 from agent.protocol.sync import NoticeKind
 from agent.protocol.values import shifted
 
@@ -24,18 +25,17 @@ GROUP_LEAVES = ("InService", "Detached", "Standby", "Warmed:Running")
 """EC2 Auto Scaling User Guide, target lifecycle state. A detached or standby machine stays as it is."""
 GCP_NO_NEWS = "no notifications have been received"
 GCP_STATUSES = ("PENDING", "ONGOING")
+GCP_WINDOW = "upcoming-maintenance"
+"""The key names one window at a time, without an id. What it says later of that is about the same one."""
 
 
 def merged(announcements: Iterable[Announcement]) -> tuple[Announcement, ...]:
-    """At most one of each kind, as a source has: with the nearest deadline, and the texts of all."""
-    found: dict[NoticeKind, Announcement] = {}
+    """At most one of each kind and planned event, as a source has: with the nearest deadline, and the texts of all."""
+    found: dict[tuple[NoticeKind, str], Announcement] = {}
     for item in sorted(announcements, key=_by_deadline):
-        first = found.get(item.kind)
-        found[item.kind] = (
-            item
-            if first is None
-            else Announcement(item.kind, first.deadline_utc, _cut(f"{first.raw}; {item.raw}"), first.is_estimate)
-        )
+        first = found.setdefault((item.kind, item.event_id), item)
+        if first is not item:
+            found[item.kind, item.event_id] = replace(first, raw=_cut(f"{first.raw}; {item.raw}"))
     return tuple(found.values())
 
 
@@ -77,7 +77,8 @@ def _aws_event(path: str, event: object, now: datetime, ahead: timedelta) -> Ann
     if starts is None:
         raise Unreadable(f"{path}: NotBefore must be a date such as 21 Jan 2019 09:00:43 GMT, is "
                          f"{event.get('NotBefore')!r:.80}")  # fmt: skip
-    return _planned(shifted(starts, ahead) or starts, now, raw_of(path, json.dumps(event)))
+    event_id = event_id_of(event.get("EventId"))
+    return _planned(shifted(starts, ahead) or starts, now, raw_of(path, json.dumps(event)), event_id)
 
 
 def aws_group_state(path: str, body: str) -> Announcement | None:
@@ -118,7 +119,9 @@ def gcp_upcoming(path: str, body: str, now: datetime) -> Announcement | None:
     if status not in GCP_STATUSES or moment is None:
         raise Unreadable(f"{path}: maintenanceStatus must be {' or '.join(GCP_STATUSES)} and windowStartTime RFC 3339, "
                          f"are {status!r:.40} and {starts!r:.40}")  # fmt: skip
-    return _planned(min(moment, now) if status == "ONGOING" else moment, now, raw_of(path, body))
+    if status == "ONGOING":
+        return _planned(min(moment, now), now, raw_of(path, body))
+    return _planned(moment, now, raw_of(path, body), GCP_WINDOW)
 
 
 def parse_json(path: str, body: str) -> object:
@@ -129,9 +132,9 @@ def parse_json(path: str, body: str) -> object:
         raise Unreadable(f"{path} is not JSON: {body[:80]!r}") from None
 
 
-def _planned(starts_utc: datetime, now: datetime, raw: str) -> Announcement:
+def _planned(starts_utc: datetime, now: datetime, raw: str, event_id: str = "") -> Announcement:
     kind = NoticeKind.MAINTENANCE if starts_utc - now <= LEAD else NoticeKind.REBALANCE
-    return Announcement(kind, starts_utc, raw)
+    return Announcement(kind, starts_utc, raw, event_id=event_id)
 
 
 def _by_deadline(item: Announcement) -> tuple[bool, datetime]:

@@ -18,12 +18,13 @@ _EARLIEST, _LATEST = utc(UTC_LEAST), utc(UTC_MOST)
 @dataclass(frozen=True, slots=True)
 class Announcement:
     """One announcement of a source. `deadline_utc` is None if the source names no time. `is_estimate`: the source names
-    none, and it was counted from the first sight."""
+    none, and it was counted from the first sight. `event_id`: as in `NoticeFact`."""
 
     kind: NoticeKind
     deadline_utc: datetime | None
     raw: str
     is_estimate: bool = False
+    event_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,19 @@
 """The life of a notice, for watcher, driver and service alike: heard, nearer, withdrawn or due, over, heard anew. Pure.
 
-There is at most one notice for each node, kind and source; when it was first seen tells it from the one before it.
-`merge` puts facts together in any order, with the same result, so that whoever has seen the same facts knows the same
-notice. `phase` says where it stands at a moment. No other place decides whether a notice counts.
+There is at most one notice for each node, kind, source and planned event; when it was first seen tells it from the one
+before it. `merge` puts facts together in any order, with the same result, so that whoever has seen the same facts knows
+the same notice. `phase` says where it stands at a moment. No other place decides whether a notice counts.
 """
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from hashlib import sha256
 from typing import Any
 
 from agent.protocol.sync import NoticeFact, NoticeKind
 from agent.protocol.values import shifted
+from liver_core.layout.limits import NAME_CHARS_MAX
 
 TAKES_THE_NODE = (NoticeKind.INTERRUPTION, NoticeKind.MAINTENANCE)
 DEADLINE_DRIFT = timedelta(seconds=1)
@@ -28,7 +30,10 @@ DRAIN = "drain"
 """The source of what a person asks for. It does not end by itself: a drained node stays empty until that is undone."""
 _NEVER = datetime.max.replace(tzinfo=UTC)
 
-NoticeKey = tuple[str, NoticeKind, str]
+MOVED_LEAST = timedelta(seconds=30)
+"""A planned event that is said to be later by less stays where it is: clocks jump, and nobody plans by seconds."""
+
+NoticeKey = tuple[str, NoticeKind, str, str]
 
 
 class NoticePhase(StrEnum):
@@ -42,8 +47,17 @@ class NoticePhase(StrEnum):
 
 
 def key_of(fact: NoticeFact) -> NoticeKey:
-    """What only one notice has at a time: node, kind and source."""
-    return fact.node_id, fact.kind, fact.source
+    """What only one notice has at a time: node, kind, source and planned event."""
+    return fact.node_id, fact.kind, fact.source, fact.event_id
+
+
+def event_id_of(value: object) -> str:
+    """What a source calls a planned event, as `NoticeFact.event_id`: a digest where that cannot hold it; empty where it
+    is no text."""
+    if not isinstance(value, str):
+        return ""
+    fits = len(value) <= NAME_CHARS_MAX and value.isprintable()
+    return value if fits else sha256(value.encode(errors="surrogatepass")).hexdigest()
 
 
 def merge(known: NoticeFact | None, fact: NoticeFact) -> NoticeFact:
@@ -55,14 +69,16 @@ def merge(known: NoticeFact | None, fact: NoticeFact) -> NoticeFact:
         return known
     nearest = min(known, fact, key=lambda item: (item.deadline_utc or _NEVER, item.raw))
     withdrawn = min((item.withdrawn_utc for item in (known, fact) if item.withdrawn_utc is not None), default=None)
-    return nearest.model_copy(update={"withdrawn_utc": withdrawn})
+    said = max((item.said_utc for item in (known, fact) if item.said_utc is not None), default=None)
+    return nearest.model_copy(update={"withdrawn_utc": withdrawn, "said_utc": said})
 
 
 def hear(known: NoticeFact | None, said: NoticeFact) -> NoticeFact | None:
     """The fact to tell when a source announces `said`, dated as if it was heard for the first time; None for no news.
 
     It is another notice than the known one if that was withdrawn, or if its deadline has passed and the source now
-    names a later one that is yet to come. A later deadline of a notice that still runs is no news.
+    names a later one that is yet to come. A later deadline of a notice that still runs is no news, unless it is that of
+    a planned event, whose time may be moved: then it is another notice too.
     """
     if known is None:
         return said
@@ -70,7 +86,7 @@ def hear(known: NoticeFact | None, said: NoticeFact) -> NoticeFact | None:
         return said.model_copy(update={"first_seen_utc": max(said.first_seen_utc, _after(known))})
     if said.deadline_utc is None or said.deadline_utc >= (known.deadline_utc or _NEVER) - DEADLINE_DRIFT:
         return None
-    return known.model_copy(update={"deadline_utc": said.deadline_utc, "raw": said.raw})
+    return known.model_copy(update={"deadline_utc": said.deadline_utc, "raw": said.raw, "said_utc": said.said_utc})
 
 
 def withdraw(known: NoticeFact, now: datetime) -> NoticeFact:
@@ -178,6 +194,8 @@ def _is_another(known: NoticeFact, said: NoticeFact) -> bool:
     now = said.first_seen_utc
     if known.deadline_utc is None or said.deadline_utc is None:
         return False
+    if said.event_id and said.deadline_utc > known.deadline_utc + MOVED_LEAST:
+        return True
     return known.deadline_utc <= now < said.deadline_utc and said.deadline_utc > known.deadline_utc + DEADLINE_DRIFT
 
 

@@ -71,7 +71,8 @@ class NoticeKind(StrEnum):
 class NoticeFact(Message):
     """What is known of one notice: that a node will go, as heard by one source. `notice_life` says what it means.
 
-    Node, kind, source and `first_seen_utc` name the notice; a nearer deadline and a withdrawal are new facts about it.
+    Node, kind, source, `event_id` and `first_seen_utc` name the notice; a nearer deadline or a withdrawal is a new fact
+    about it. A machine may have several planned events at a time.
     """
 
     node_id: NodeId
@@ -81,6 +82,8 @@ class NoticeFact(Message):
     first_seen_utc: Utc
     raw: Text = Field(default="", description="The announcement as received, for people.")
     withdrawn_utc: Utc | None = Field(default=None, description="When its source announced nothing any more.")
+    event_id: ShortText = Field(default="", description="What its source calls a planned event; empty for all else.")
+    said_utc: Utc | None = Field(default=None, description="When its source said so of a planned event, if known.")
 
 
 class SourceState(StrEnum):
@@ -99,6 +102,7 @@ class SourceHealth(Message):
     reason: Text = Field(default="", description="Why it is not watching; empty while it is.")
     since_utc: Utc = Field(description="Since when it has been in this state.")
     announces: tuple[NoticeKind, ...] = Field(default=(), max_length=8, description="What it announced when last read.")
+    overdue: tuple[NoticeKind, ...] = Field(default=(), max_length=8, description="The same, for a time long past.")
 
 
 class NodeInfo(Message):
@@ -111,15 +115,9 @@ class NodeInfo(Message):
     peer_url: Url = Field(description="Where other agents of a job reach this agent.")
     private_address: ShortText = Field(description="Host name or address that ranks and stores of this node bind to.")
     device: ShortText = "cpu"
-    job_user: ShortText | None = Field(
-        default=None, description="The user that code of jobs runs as; none: as the agent's own user."
-    )
+    job_user: ShortText | None = Field(default=None, description="The user of jobs' code; none: the agent's own.")
     notice_source: SourceHealth | None = Field(default=None, description="How the node learns that it will go.")
-    provider_id: Identifier | None = Field(
-        default=None,
-        description="The provider's own name of the machine: an EC2 instance id, the number of a GCP instance; null "
-        "while the agent does not know it. Notices that the cloud tells the service name the machine so.",
-    )
+    provider_id: Identifier | None = Field(default=None, description="What its cloud calls the machine, if known.")
     zone: Identifier | None = Field(default=None, description="The zone that the machine is in, such as us-east-1b.")
 
 

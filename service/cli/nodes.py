@@ -196,8 +196,13 @@ def _with_remark(notice: Value, remark: str) -> Value:
 
 
 def _remark(node: dict[str, Any]) -> str:
-    """What is odd about the node: a clock that is off by more than a second, a silence that may be the service's."""
+    """What is odd about the node: an end that is still announced, a clock that is off by more than a second, a silence
+    that may be the service's."""
     found, ahead_s, until = [], node["clock_ahead_s"] or 0.0, node["excused_until"]
+    if node["announced"] and node["state"] != "gone":
+        found.append("its end is still announced, without a time: it gets no ranks")
+    if node["overdue"] and node["state"] != "gone":
+        found.append("its announced end is past: used after all other nodes")
     if abs(ahead_s) > CLOCK_SHOWN_S:
         found.append(f"its clock is {span(abs(ahead_s))} {'fast' if ahead_s > 0 else 'slow'}")
     if until is not None and node["state"] == "silent" and datetime.fromisoformat(until) > datetime.now(UTC):

@@ -52,7 +52,8 @@ class CloudFact:
     `provider_id`: as in `NodeInfo`. `said_at`, `deadline_at`: by the cloud's clock; `deadline_at` is None where it
     names no time and none can be told. `channel`: which way it came, for example aws-queue; it is the source of the
     notice that follows. `message_id`: of the cloud's own event, the same for each delivery of it. `raw`: as received.
-    `is_withdrawal`: the cloud takes back what it announced of this kind."""
+    `is_withdrawal`: the cloud takes back what it announced of this kind. `event_id`: what the cloud calls a planned
+    event, of which one machine may have several: what is said of one says nothing of another. Empty for all else."""
 
     provider: Provider
     provider_id: str
@@ -63,6 +64,7 @@ class CloudFact:
     message_id: str
     raw: str
     is_withdrawal: bool = False
+    event_id: str = ""
 
     def bounded(self) -> "CloudFact":
         """The same, cut to what is stored."""

@@ -18,7 +18,7 @@ from agent.protocol.sync import NoticeFact, NoticeKind, Provider
 from liver_core.layout.limits import fitting
 from service.capacity.tables import InstanceRow
 from service.clouds.cloud_facts import NAME_CHARS_MAX, RAW_CHARS_MAX, CloudFact, Disposition, Unread
-from service.clouds.rules import ADVICE_MEANS, Judgement, Machine, begun, judge
+from service.clouds.rules import ADVICE_MEANS, Judgement, Life, Machine, begun, judge
 from service.clouds.tables import ChannelRow, HearingCountRow, HearingRow
 from service.leases.tables import LeaseRow
 from service.nodes.tables import NodeRow
@@ -36,6 +36,8 @@ UNREAD_KEPT_MAX, UNREAD_KEPT_FOR = 1_000, timedelta(hours=1)
 """So many unreadable messages are kept of one channel in so long; the others are counted."""
 HEARD_OF_LEASE_MAX = NOTICES_OF_LEASE_MAX + HISTORY_OF_LEASE_MAX
 """What agents heard of one lease is kept as long as the notices that followed from it."""
+LIVES_KNOWN_FOR = timedelta(hours=1)
+"""What a machine was told before that is over, whoever is told of it now."""
 _Name = tuple[Provider, str]
 
 
@@ -54,13 +56,14 @@ class Taken:
 class _Found:
     node_id: str
     lease_id: int | None
+    life: Life | None
 
 
 def take_facts(session: Session, facts: Sequence[CloudFact], *, now: datetime) -> tuple[Taken, ...]:
     """Store these facts, and wake the agents of jobs that have to leave a node because of them. What is foreign is only
     counted."""
     facts = [fact.bounded() for fact in facts]
-    nodes = _lock_machines(session, {(fact.provider, fact.provider_id) for fact in facts})
+    nodes = _lock_machines(session, {(fact.provider, fact.provider_id) for fact in facts}, now)
     leases = {found.lease_id for found in nodes.values() if found.lease_id is not None}
     notices = notices_of_leases(session, leases)
     before = {lease_id: found.known(now) for lease_id, found in notices.items()}
@@ -70,7 +73,8 @@ def take_facts(session: Session, facts: Sequence[CloudFact], *, now: datetime) -
         judgement = judge(fact, _machine(notices, found, now), now)
         if found is not None:
             if judgement.notice is not None and found.lease_id is not None:
-                notices[found.lease_id].add(judgement.notice, lease_id=found.lease_id, now=now)
+                for notice in judgement.notices:
+                    notices[found.lease_id].add(notice, lease_id=found.lease_id, now=now)
                 changed[found.node_id] = found.lease_id
             heard.append((fact, found, judgement))
         node_id, lease_id = (found.node_id, found.lease_id) if found is not None else (None, None)
@@ -160,9 +164,10 @@ def hear_from_agent(
     else:
         disposition, reason = Disposition.ADDS, "another channel said so before"
     times = (fact.first_seen_utc, fact.deadline_utc, fact.withdrawn_utc)
+    names = ("" if at is None else at.isoformat() for at in times)
     values = {
         "channel": fact.source,
-        "message_id": f"{lease.lease_id}/{fact.kind}/" + "/".join("" if at is None else at.isoformat() for at in times),
+        "message_id": "/".join((str(lease.lease_id), fact.kind, *names, *([fact.event_id] if fact.event_id else []))),
         "node_id": fact.node_id,
         "lease_id": lease.lease_id,
         "kind": fact.kind.value,
@@ -207,7 +212,7 @@ def note_channel(session: Session, channel: str, provider: Provider, *, trouble:
     session.execute(insert(ChannelRow).values(row).on_conflict_do_update(index_elements=["channel"], set_=changed))
 
 
-def _lock_machines(session: Session, names: set[_Name]) -> dict[_Name, _Found]:
+def _lock_machines(session: Session, names: set[_Name], now: datetime) -> dict[_Name, _Found]:
     """The nodes that these machines are now, locked in order of id, with their open leases."""
     if not names:
         return {}
@@ -221,15 +226,30 @@ def _lock_machines(session: Session, names: set[_Name]) -> dict[_Name, _Found]:
     session.execute(locked.with_for_update(key_share=True)).all()
     # Only now: a report that was at work meanwhile may have changed who is which machine.
     lease = (LeaseRow.instance_id == InstanceRow.instance_id) & LeaseRow.ended_at.is_(None)
-    statement = (
-        select(InstanceRow.provider, InstanceRow.provider_id, InstanceRow.node_id, LeaseRow.lease_id)
-        .outerjoin(LeaseRow, lease)
-        .where(present, InstanceRow.node_id.in_(node_ids))
-    )
+    columns = InstanceRow.instance_id, InstanceRow.provider, InstanceRow.provider_id, InstanceRow.node_id
+    statement = select(*columns, LeaseRow.lease_id).outerjoin(LeaseRow, lease)
+    rows = session.execute(statement.where(present, InstanceRow.node_id.in_(node_ids))).all()
+    lives = _lives(session, node_ids, now)
     return {
-        (Provider(row.provider), row.provider_id): _Found(row.node_id, row.lease_id)
-        for row in session.execute(statement)
+        (Provider(row.provider), row.provider_id): _Found(row.node_id, row.lease_id, lives.get(row.instance_id))
+        for row in rows
     }
+
+
+def _lives(session: Session, node_ids: Sequence[str], now: datetime) -> dict[int, Life]:
+    """Of each machine of these nodes, as far back as messages matter. A lease that begins where one ended goes on with
+    its life: the agent has lived on, and so has the machine."""
+    columns = LeaseRow.instance_id, LeaseRow.started_at, LeaseRow.ended_at
+    found: dict[int, Life] = {}
+    ended: dict[int, datetime] = {}
+    is_recent = LeaseRow.ended_at.is_(None) | (LeaseRow.ended_at > now - LIVES_KNOWN_FOR)
+    rows = select(*columns).where(LeaseRow.node_id.in_(node_ids), is_recent).order_by(LeaseRow.started_at)
+    for machine, started_at, ended_at in session.execute(rows):
+        if machine not in found or started_at > ended[machine]:
+            found[machine] = Life(started_at, ended.get(machine))
+        if ended_at is not None:
+            ended[machine] = ended_at
+    return found
 
 
 def _machine(notices: Mapping[int, LeaseNotices], found: _Found | None, now: datetime) -> Machine | None:
@@ -237,7 +257,8 @@ def _machine(notices: Mapping[int, LeaseNotices], found: _Found | None, now: dat
         return None
     if found.lease_id is None:
         return Machine(found.node_id, has_lease=False)
-    return Machine(found.node_id, has_lease=True, known=notices[found.lease_id].known(now))
+    known = notices[found.lease_id].known(now)
+    return Machine(found.node_id, has_lease=True, known=known, life=found.life)
 
 
 def _hearing(

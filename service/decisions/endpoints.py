@@ -100,6 +100,7 @@ class NodeKindOut(BaseModel):
     zone: str = ""
     device: str = ""
     is_at_risk: bool = False
+    is_overdue: bool = False
     usd_per_hour: float | None = Field(default=None, description="Of one; null where not known or not asked for.")
 
 

@@ -40,7 +40,7 @@ from service.leases.markets import weighed_markets
 from service.ledger.remaining import remaining_of, spent_usd_of
 from service.metrics.step_times import measured_steps
 from service.nodes.queries import every_node_of, first_most, first_nodes_of
-from service.nodes.rules import announces_its_end, answers
+from service.nodes.rules import announces_its_end, answers, has_outlived_its_end
 from service.nodes.tables import NodeRow, NodeState
 from service.notices.queries import as_fact, open_notices
 from service.notices.rules import takes_node
@@ -242,6 +242,7 @@ def _usable_of(
                 node.node_id,
                 node.slots,
                 is_at_risk=node.node_id in at_risk,
+                is_overdue=has_outlived_its_end(node.notice_source),
                 zone=node.zone or "",
                 device=node.device,
                 pool=node.pool,

@@ -20,7 +20,7 @@ from service.ledger.operations import close_lease
 from service.ledger.rules import OVER, Spent
 from service.ledger.tables import Cause
 from service.ledger.witnesses import settle_gone
-from service.nodes.rules import announces_its_end
+from service.nodes.rules import announces_its_end, has_outlived_its_end
 from service.nodes.skew import Skew, measured
 from service.nodes.tables import IncarnationRow, NodeRow, NodeState
 from service.problems import ProblemError
@@ -183,7 +183,8 @@ def differs(node: NodeRow, info: NodeInfo) -> bool:
 
 
 def _matters(node: NodeRow) -> tuple[object, ...]:
-    return node.state, node.slots, node.pool, node.peer_url, announces_its_end(node.notice_source)
+    end = announces_its_end(node.notice_source), has_outlived_its_end(node.notice_source)
+    return node.state, node.slots, node.pool, node.peer_url, *end
 
 
 _NOTE_ANSWERS = text(

@@ -47,7 +47,16 @@ def state_of(silence_s: float, *, silent_after_s: float, gone_after_s: float) ->
 
 
 def announces_its_end(notice_source: dict[str, Any] | None) -> bool:
-    """Whether the node's notice source announces that the node will go. It gets no rank then, also where the notice
-    itself is over because its deadline is long past: what outlived one notice may be taken without another."""
-    announced = (notice_source or {}).get("announces", ())
-    return any(takes_node(NoticeKind(kind)) for kind in announced)
+    """Whether the node's notice source announces that the node will go. It gets no rank then, also where no notice
+    counts any more, as where none named a time."""
+    return _takes_it(notice_source, "announces")
+
+
+def has_outlived_its_end(notice_source: dict[str, Any] | None) -> bool:
+    """Whether the node is still there long after the end that its notice source announces. It was not taken, and may be
+    at any time: it gets ranks after all other nodes."""
+    return _takes_it(notice_source, "overdue") and not announces_its_end(notice_source)
+
+
+def _takes_it(notice_source: dict[str, Any] | None, named: str) -> bool:
+    return any(takes_node(NoticeKind(kind)) for kind in (notice_source or {}).get(named, ()))

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from agent.protocol.notice_life import DRAIN
 from agent.protocol.sync import NoticeFact, NoticeKind, Provider, SourceHealth, SourceState
 from service.clouds.rules import NodeChannel
+from service.nodes.rules import announces_its_end, has_outlived_its_end
 from service.nodes.tables import NodeRow, NodeState
 from service.notices.rules import earliest_deadline
 
@@ -69,6 +70,13 @@ class NodeOut(BaseModel):
     state: NodeState
     leaving: bool = Field(description="An open notice announces that the node will go.")
     deadline_at: datetime | None = Field(description="The earliest deadline of its open notices.")
+    announced: bool = Field(
+        description="No notice of it counts any more, but its notice source still announces, without a time, that it "
+        "will go: it gets no ranks."
+    )
+    overdue: bool = Field(
+        description="Its notice source still announces an end that is long past: jobs use the node after all others."
+    )
     drained: bool = Field(description="A person asked for the node to be empty; it stays so until that is undone.")
     notice_source: NoticeSourceOut | None
     channels: list[NodeChannelOut] = Field(description="Ways by which a notice would be heard, alive or not.")
@@ -105,6 +113,8 @@ class NodeOut(BaseModel):
             state=NodeState(row.state),
             leaving=bool(notices),
             deadline_at=earliest_deadline(notices),
+            announced=announces_its_end(row.notice_source) and not notices,
+            overdue=has_outlived_its_end(row.notice_source) and not notices,
             drained=any(notice.source == DRAIN for notice in notices),
             notice_source=NoticeSourceOut.of(row.notice_source) if row.notice_source is not None else None,
             channels=[

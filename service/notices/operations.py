@@ -7,7 +7,7 @@ from functools import cache
 from sqlalchemy import ColumnElement, Select, bindparam, delete, func, or_, select, text
 from sqlalchemy.orm import Session
 
-from agent.protocol.notice_life import DRAIN, hear, merge, withdraw
+from agent.protocol.notice_life import DRAIN, hear, is_open, merge, withdraw
 from agent.protocol.sync import NoticeFact, NoticeKind
 from service.jobs.operations import touch_all
 from service.jobs.tables import JobMemberRow
@@ -29,7 +29,7 @@ class LeaseNotices:
     that no other row comes in between. `store_added` writes what was added."""
 
     def __init__(self, rows: Iterable[NoticeRow] = ()) -> None:
-        self._newest = {(row.kind, row.source): row for row in rows}
+        self._newest = {(row.kind, row.source, row.event_id): row for row in rows}
         # Of the rows that were added: the number of the occurrence, or the row that begins it.
         self._first: dict[NoticeRow, NoticeRow | int] = {}
         # Of those that say more of a notice: the row that they replace.
@@ -47,7 +47,7 @@ class LeaseNotices:
         return tuple(fact for fact in facts if may_count(fact, now))
 
     def occurrence_of(self, notice: NoticeFact) -> int | None:
-        """The number of the occurrence that the newest row of its kind and source belongs to, once that is written."""
+        """The number of the occurrence that the newest row of its notice belongs to, once that is written."""
         row = self._row_of(notice)
         return None if row is None else row.occurrence_id
 
@@ -71,18 +71,22 @@ class LeaseNotices:
             withdrawn_at=notice.withdrawn_utc,
             recorded_at=newest.recorded_at if newest is not None and is_same else now,
             raw=notice.raw,
+            event_id=notice.event_id,
+            said_at=notice.said_utc,
         )
         # The newest occurrence that it belongs to; its own if it is the first to announce the loss.
         same = [item for item in self._newest.values() if same_loss(as_fact(item), notice)]
+        # A planned event that is moved is still the same one.
+        is_moved = known is not None and bool(notice.event_id) and is_open(known, now)
         self._first[row] = (
             self._occurrence(newest)
-            if newest is not None and is_same
+            if newest is not None and (is_same or is_moved)
             else max((self._occurrence(item) for item in same), key=self._age, default=row)
         )
         if newest is not None and is_same:
             self._before[row] = newest
         self._has_replaced |= newest is not None
-        self._newest[row.kind, row.source] = row
+        self._newest[row.kind, row.source, row.event_id] = row
         self.added.append(row)
         return True
 
@@ -103,8 +107,7 @@ class LeaseNotices:
         self.added, self._first, self._before = [], {}, {}
 
     def _row_of(self, notice: NoticeFact) -> NoticeRow | None:
-        """The newest row of its kind and source."""
-        return self._newest.get((notice.kind.value, notice.source))
+        return self._newest.get((notice.kind.value, notice.source, notice.event_id))
 
     def _occurrence(self, row: NoticeRow) -> NoticeRow | int:
         """Its number, or the row that begins it, which has none yet."""
@@ -149,7 +152,8 @@ def store_added(session: Session, notices: Iterable[LeaseNotices]) -> None:
 
 def forget(session: Session, notice: NoticeFact, *, lease_id: int) -> None:
     """Delete what is stored of a notice that gives way to another one of its lease."""
-    _delete(session, lease_id, NoticeRow.kind == notice.kind.value, NoticeRow.source == notice.source)
+    same = NoticeRow.kind == notice.kind.value, NoticeRow.source == notice.source, NoticeRow.event_id == notice.event_id
+    _delete(session, lease_id, *same)
 
 
 def forget_oldest(session: Session, *, lease_id: int, now: datetime) -> bool:

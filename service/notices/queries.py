@@ -1,4 +1,4 @@
-"""Reads of notices. The newest row of a node, kind and source says all that is known of its notice."""
+"""Reads of notices. The newest row of a node, kind, source and planned event says all that is known of its notice."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -66,6 +66,7 @@ def is_replaced() -> ColumnElement[bool]:
             newer.lease_id == NoticeRow.lease_id,
             newer.kind == NoticeRow.kind,
             newer.source == NoticeRow.source,
+            newer.event_id == NoticeRow.event_id,
             newer.notice_id > NoticeRow.notice_id,
         )
         .exists()
@@ -93,11 +94,11 @@ def heads(*, node_id: str | None = None, job_id: str | None = None):
 
 def rows_of_occurrences(session: Session, numbers: Sequence[int]) -> Sequence[tuple[int, Sequence[NoticeRow]]]:
     """Of occurrences by their numbers, the same of those that there are."""
-    newest: dict[int, dict[tuple[str, str], NoticeRow]] = {number: {} for number in numbers}
+    newest: dict[int, dict[tuple[str, str, str], NoticeRow]] = {number: {} for number in numbers}
     rows = select(NoticeRow).where(NoticeRow.occurrence_id.in_(numbers)).order_by(NoticeRow.notice_id)
     for row in session.scalars(rows):
         assert row.occurrence_id is not None
-        newest[row.occurrence_id][row.kind, row.source] = row
+        newest[row.occurrence_id][row.kind, row.source, row.event_id] = row
     return [
         (number, sorted(found.values(), key=lambda row: (row.first_seen_at, row.notice_id)))
         for number, found in newest.items()
@@ -142,6 +143,8 @@ def as_fact(row) -> NoticeFact:
         first_seen_utc=row.first_seen_at,
         raw=row.raw,
         withdrawn_utc=row.withdrawn_at,
+        event_id=row.event_id,
+        said_utc=row.said_at,
     )
 
 

@@ -56,10 +56,11 @@ def withdrawn_by(source: SourceHealth, known: Iterable[NoticeFact], now: datetim
     """
     if source.state is not SourceState.WATCHING:
         return ()
+    still = {*source.announces, *source.overdue}
     return tuple(
         withdraw(notice, now)
         for notice in known
-        if notice.source == source.source and notice.kind not in source.announces and notice.withdrawn_utc is None
+        if notice.source == source.source and notice.kind not in still and notice.withdrawn_utc is None
     )
 
 

@@ -15,7 +15,8 @@ from service.db.base import Base, JsonList, one_of
 class NoticeRow(Base):
     """What became known of a notice about one life of one node. Whether it still counts is derived, never stored.
 
-    `first_seen_at` tells a notice from the one before it; `recorded_at` is when the service first heard of it.
+    `event_id`: of a planned event, else empty; `said_at`: by the cloud, of the newest word on that event, null if not
+    known. `first_seen_at` tells a notice from the one before it; `recorded_at` is when the service first heard of it.
     `occurrence_id`: the first of the rows that announce the same loss, whoever said so. `job_ids`: the jobs that the
     node worked for when this row, or one before it of the same notice, was stored, but for what withdraws it.
     """
@@ -27,6 +28,7 @@ class NoticeRow(Base):
             "lease_id",
             "kind",
             "source",
+            "event_id",
             "first_seen_at",
             "deadline_at",
             "withdrawn_at",
@@ -37,7 +39,7 @@ class NoticeRow(Base):
         Index("ix_notices_first", "notice_id", postgresql_where="notice_id = occurrence_id"),
         Index("ix_notices_first_recorded", "recorded_at", postgresql_where="notice_id = occurrence_id"),
         Index("ix_notices_first_of_node", "node_id", "notice_id", postgresql_where="notice_id = occurrence_id"),
-        Index("ix_notices_newest", "lease_id", "kind", "source", "notice_id"),
+        Index("ix_notices_newest", "lease_id", "kind", "source", "event_id", "notice_id"),
         Index(
             "ix_notices_first_of_job",
             "job_ids",
@@ -52,10 +54,12 @@ class NoticeRow(Base):
     lease_id: Mapped[int] = mapped_column(ForeignKey("leases.lease_id"))
     kind: Mapped[str]
     source: Mapped[str]
+    event_id: Mapped[str] = mapped_column(default="", server_default="")
     deadline_at: Mapped[datetime | None]
     first_seen_at: Mapped[datetime]
     withdrawn_at: Mapped[datetime | None]
     recorded_at: Mapped[datetime] = mapped_column(index=True)
     raw: Mapped[str]
+    said_at: Mapped[datetime | None] = mapped_column(default=None)
     occurrence_id: Mapped[int | None] = mapped_column(default=None)
     job_ids: Mapped[JsonList] = mapped_column(default=list)

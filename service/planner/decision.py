@@ -110,8 +110,11 @@ def _chance(expected: StepEstimate, now: StepEstimate) -> float:
 
 def _at_risk(inputs: PlanInputs, target: Placement) -> str:
     """The target's nodes that a cloud has warned of, for a reason."""
-    named = {node.node_id for node in inputs.nodes if node.is_at_risk} & set(target.node_ids())
-    return f" (the cloud may soon take {listed(sorted(named))})" if named else ""
+    used = [node for node in inputs.nodes if node.node_id in set(target.node_ids())]
+    risky = sorted(node.node_id for node in used if node.is_at_risk)
+    overdue = sorted(node.node_id for node in used if node.is_overdue)
+    warned = f" (the cloud may soon take {listed(risky)})" if risky else ""
+    return warned + (f" (the announced end of {listed(overdue)} is past)" if overdue else "")
 
 
 def _why_nothing(inputs: PlanInputs) -> str:

@@ -19,12 +19,14 @@ from service.planner.weighing.wanted import WantedCapacity
 @dataclass(frozen=True, slots=True)
 class PlanNode:
     """A node the job may use. Nodes that will go are not among the planner's nodes. `is_at_risk`: the cloud has said
-    that it may take the machine (a rebalance recommendation), which is advice. `zone`, `device`: empty if unknown.
+    that it may take the machine (a rebalance recommendation), which is advice. `is_overdue`: it has outlived the end
+    that is announced of it, and is used after all others. `zone`, `device`: empty if unknown.
     `usd_per_hour`: None where not known, or where the job does not weigh prices."""
 
     node_id: str
     slots: int
     is_at_risk: bool = False
+    is_overdue: bool = False
     zone: str = ""
     device: str = ""
     pool: str = ""

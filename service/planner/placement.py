@@ -19,7 +19,8 @@ FEWER_WHOLE_GROUPS_MAX = 64
 
 def preferred(inputs: PlanInputs) -> tuple[PlanNode, ...]:
     """Nodes of the present world first, in rank order; then those of its zones; then larger ones, of those the ones
-    that no cloud has warned of, then zone by zone, by name. That a member may be taken moves no job."""
+    that no cloud has warned of, then zone by zone, by name; last those that have outlived their announced end. That a
+    member may be taken moves no job."""
     members = inputs.world.node_ids() if inputs.world else ()
     order = {node_id: index for index, node_id in enumerate(members)}
     near = {node.zone for node in inputs.nodes if node.node_id in order and node.zone}
@@ -30,7 +31,7 @@ def preferred(inputs: PlanInputs) -> tuple[PlanNode, ...]:
     def rank(node: PlanNode) -> tuple:
         is_far = bool(near and node.zone and node.zone not in near)
         at = order.get(node.node_id, len(order))
-        return (at, is_far, -node.slots, node.is_at_risk, -slots[node.zone], node.zone, node.node_id)
+        return (at, node.is_overdue, is_far, -node.slots, node.is_at_risk, -slots[node.zone], node.zone, node.node_id)
 
     return tuple(sorted(inputs.nodes, key=rank))
 

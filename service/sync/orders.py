@@ -70,7 +70,8 @@ _JOBS = (
 _MEMBERS = text(
     """
     SELECT members.job_id, nodes.node_id, nodes.peer_url, nodes.state, nodes.slots, notices.notice_id, notices.kind,
-           notices.source, notices.deadline_at, notices.first_seen_at, notices.withdrawn_at, notices.raw
+           notices.source, notices.deadline_at, notices.first_seen_at, notices.withdrawn_at, notices.raw,
+           notices.event_id, notices.said_at
       FROM (SELECT job_id, node_id FROM job_members WHERE job_id = ANY(CAST(:job_ids AS text[]))
             UNION ALL SELECT * FROM unnest(CAST(:namers AS text[]), CAST(:named AS text[]))) AS members
       JOIN nodes ON nodes.node_id = members.node_id
@@ -80,7 +81,7 @@ _MEMBERS = text(
             OR (notices.source = :drain AND (notices.withdrawn_at IS NULL OR notices.withdrawn_at > :horizon)))
        AND NOT EXISTS (SELECT FROM notices AS newer WHERE newer.lease_id = notices.lease_id
                           AND newer.kind = notices.kind AND newer.source = notices.source
-                          AND newer.notice_id > notices.notice_id)
+                          AND newer.event_id = notices.event_id AND newer.notice_id > notices.notice_id)
     """
 )
 _STANDING = TypeAdapter(tuple[StandingPlan, ...])

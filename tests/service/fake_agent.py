@@ -145,10 +145,21 @@ class FakeAgent:
             first_seen_utc=now,
         )
 
-    def watch(self, *announces: NoticeKind, state: SourceState = SourceState.WATCHING, reason: str = "") -> None:
+    def watch(
+        self,
+        *announces: NoticeKind,
+        overdue: tuple[NoticeKind, ...] = (),
+        state: SourceState = SourceState.WATCHING,
+        reason: str = "",
+    ) -> None:
         """What later reports say of the node's notice source."""
         self.notice_source = SourceHealth(
-            source="aws-imds", state=state, reason=reason, since_utc=self.clock(), announces=announces
+            source="aws-imds",
+            state=state,
+            reason=reason,
+            since_utc=self.clock(),
+            announces=announces,
+            overdue=overdue,
         )
 
     def rank(self, order: JobOrder, *, stage: RankStage = RankStage.TRAINING, step: int = 0, **more: Any) -> RankStatus:

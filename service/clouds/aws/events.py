@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from agent.protocol.notice_life import event_id_of
 from agent.protocol.sync import Provider
 from agent.protocol.values import utc
 from liver_core.layout.limits import UTC_LEAST, UTC_MOST
@@ -161,7 +162,7 @@ def _reservation(base: CloudFact, detail: dict[str, Any]) -> EventRead:
     if not isinstance(name, str) or not _RESERVATION.match(name):
         raise UnreadEvent("detail.capacity-reservation-id: must be the id of a reservation, such as cr-0123")
     ends_at = _time(detail.get("end-date"), "detail.end-date")
-    return EventRead(reservation=ReservationEnd(name, ends_at, replace(base, kind=FactKind.MAINTENANCE)))
+    return EventRead(reservation=ReservationEnd(name, ends_at, replace(base, kind=FactKind.MAINTENANCE, event_id=name)))
 
 
 def _hook(base: CloudFact, detail: dict[str, Any]) -> EventRead:
@@ -190,6 +191,7 @@ def _health(base: CloudFact, event: dict[str, Any], detail: dict[str, Any]) -> E
         kind=FactKind.MAINTENANCE,
         deadline_at=starts_at,
         is_withdrawal=detail.get("statusCode") == "closed",
+        event_id=event_id_of(detail.get("eventArn")),
     )
     return EventRead(facts=tuple(replace(fact, provider_id=name) for name in machines))
 

@@ -31,8 +31,8 @@ class Known:
     def take(self, fact: CloudFact, now: datetime = NOW) -> Disposition:
         machine = Machine("a", has_lease=True, known=self.notices.known(now))
         judgement = judge(fact, machine, now)
-        if judgement.notice is not None:
-            self.notices.add(judgement.notice, lease_id=1, now=now)
+        for notice in judgement.notices:
+            self.notices.add(notice, lease_id=1, now=now)
         self.acts += judgement.disposition is Disposition.ACTS
         return judgement.disposition
 

@@ -5,7 +5,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from service.nodes.listening import Listening
-from service.nodes.rules import announces_its_end, answers, are_many, heard_until, state_of
+from service.nodes.rules import (
+    announces_its_end,
+    answers,
+    are_many,
+    has_outlived_its_end,
+    heard_until,
+    state_of,
+)
 from service.nodes.tables import NodeState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -57,6 +64,12 @@ def test_only_a_source_that_announces_a_loss_bars_its_node():
     assert announces_its_end({"announces": ["rebalance", "maintenance"]})
     assert not announces_its_end({"announces": ["rebalance"]})
     assert not announces_its_end(None)
+
+
+def test_a_node_has_outlived_its_end_only_where_nothing_else_announces_it():
+    assert has_outlived_its_end({"announces": ["rebalance"], "overdue": ["interruption"]})
+    assert not has_outlived_its_end({"announces": ["maintenance"], "overdue": ["interruption"]})
+    assert not has_outlived_its_end({"announces": [], "overdue": ["rebalance"]}) and not has_outlived_its_end(None)
 
 
 def test_a_machine_that_answered_another_agent_six_seconds_ago_is_there():

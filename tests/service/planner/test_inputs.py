@@ -43,6 +43,7 @@ def test_whatever_a_decision_depends_on_changes_the_digest_and_nothing_else_does
     changed = [
         replace(whole, job=job(seed=7)),
         replace(whole, nodes=(PlanNode("a", 1), PlanNode("b", 1, is_at_risk=True))),
+        replace(whole, nodes=(PlanNode("a", 1), PlanNode("b", 1, is_overdue=True))),
         replace(whole, world=replace(world, generation=2)),
         replace(whole, world=replace(world, layout=ParallelLayout(pp=2))),
         replace(whole, world=replace(world, members=world.members[::-1])),
@@ -73,7 +74,8 @@ def test_whatever_a_decision_depends_on_changes_the_digest_and_nothing_else_does
 def test_a_digest_is_the_first_half_of_a_hash_of_what_the_inputs_say():
     bare = PlanInputs(job(), (PlanNode("a", 2, zone="x"),), history=(LayoutUse(1, "TP2"),))
     node = {
-        "node_id": "a", "slots": 2, "is_at_risk": False, "zone": "x", "device": "", "pool": "", "usd_per_hour": None,
+        "node_id": "a", "slots": 2, "is_at_risk": False, "is_overdue": False, "zone": "x", "device": "", "pool": "",
+        "usd_per_hour": None,
     }  # fmt: skip
     said = {
         "world": None,

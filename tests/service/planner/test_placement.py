@@ -1,5 +1,6 @@
 """Where ranks go: TP groups stay on one node wherever any choice of nodes allows it, and state stays where it is."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -133,6 +134,11 @@ def test_nodes_are_preferred_by_what_they_hold_where_they_are_and_how_large_and_
     # Without a world: by size, by risk, by the slots of all of the zone (10, 9 and 2), by name.
     assert [node.node_id for node in preferred(PlanInputs(job(), fleet))] == [
         "y", "c", "b", "d", "a", "z", "m1", "m2",
+    ]  # fmt: skip
+    # Whatever outlived its announced end comes last; what has ranks keeps them.
+    late = tuple(replace(node, is_overdue=node.node_id in ("m1", "y", "c")) for node in fleet)
+    assert [node.node_id for node in preferred(PlanInputs(job(), late, world))] == [
+        "m1", "m2", "b", "d", "a", "z", "c", "y",
     ]  # fmt: skip
 
 

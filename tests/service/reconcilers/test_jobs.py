@@ -210,6 +210,20 @@ def test_a_node_gets_no_rank_while_its_source_announces_its_end_also_when_the_no
     assert fleet.handoffs()[0]["target_nodes"] == ["a", "b", "c", "e"]
 
 
+@pytest.mark.parametrize(("nodes", "chosen"), [("a", "a"), ("ab", "b")])
+def test_a_machine_that_outlived_its_announced_end_is_used_after_all_others(fleet: Fleet, nodes: str, chosen: str):
+    fleet.add(*nodes)
+    fleet.agents["a"].watch(overdue=(NoticeKind.INTERRUPTION,))
+    notice = fleet.agents["a"].notice(deadline_s=-7_200)
+    fleet.round(parts={"a": {"notices": (notice,)}})
+    shown = fleet.client.get("/api/v1/nodes/a").json()
+    assert (shown["overdue"], shown["leaving"]) == (True, False)
+    fleet.submit(nodes={"min": 1, "max": 1}, layouts={"allowed": ["DP1"]})
+    for _ in range(4):
+        fleet.round()
+    assert fleet.agents[chosen].roster().node_ids() == (chosen,)
+
+
 @pytest.mark.thorough
 def test_a_member_that_survived_its_deadline_keeps_its_ranks_and_moves_nothing(fleet: Fleet):
     fleet.run()

@@ -138,16 +138,25 @@ def test_a_clock_that_is_off_by_a_lifetime_hurts_nobody(running, client, clock, 
     assert len(client.get("/api/v1/notices").json()) == 1
 
 
+QUIET = {"clock_ahead_s": 0.0, "excused_until": None, "state": "ready", "announced": False, "overdue": False}
+
+
+def test_people_see_that_a_node_is_used_last_or_not_for_an_end_that_is_still_announced():
+    assert _remark(QUIET | {"overdue": True}) == "its announced end is past: used after all other nodes"
+    assert _remark(QUIET | {"announced": True}) == "its end is still announced, without a time: it gets no ranks"
+    assert _remark(QUIET | {"announced": True, "overdue": True, "state": "gone"}) == ""
+
+
 @pytest.mark.parametrize(
     ("ahead_s", "remark"),
     [(None, ""), (0.9, ""), (-1.4, "its clock is 1 s slow"), (301.0, "its clock is 5 min fast")],
 )
 def test_people_see_a_clock_that_is_off_by_more_than_a_second(ahead_s, remark):
-    assert _remark({"clock_ahead_s": ahead_s, "excused_until": None, "state": "ready"}) == remark
+    assert _remark(QUIET | {"clock_ahead_s": ahead_s}) == remark
 
 
 def test_people_see_until_when_a_silence_may_be_the_services(clock):
-    excused = {"clock_ahead_s": 0.0, "excused_until": "2090-01-01T12:34:56Z", "state": "silent"}
+    excused = QUIET | {"excused_until": "2090-01-01T12:34:56Z", "state": "silent"}
     assert _remark(excused) == "not lost before 12:34:56 UTC, for many fell silent together"
     assert _remark(excused | {"state": "ready"}) == ""
     assert _with_remark("watching", _remark(excused)) == Cell(*["watching; " + _remark(excused)] * 2)

@@ -42,7 +42,7 @@ export const fleet: T.FleetOut = {
 const nodeIds = ['a-1', 'a-2', 'b-1', 'b-2', 'b-3']
 export const nodes: readonly T.NodeOut[] = nodeIds.map((node_id, index) => ({
   node_id, pool: node_id[0]!, state: node_id === 'b-3' ? 'silent' : 'ready', slots: 8, device: 'cuda', zone: `eu-1${node_id[0]}`, jobs: node_id === 'b-3' ? [] : ['gpt-7b'], leaving: node_id === 'b-2',
-  deadline_at: node_id === 'b-2' ? at(40_090) : null, last_seen_at: at(39_999 - index), first_seen_at: at(-100), agent_version: '0.4.0', deaf: false, drained: false, excused_until: null, clock_ahead_s: 0.012,
+  deadline_at: node_id === 'b-2' ? at(40_090) : null, last_seen_at: at(39_999 - index), first_seen_at: at(-100), agent_version: '0.4.0', deaf: false, drained: false, announced: false, overdue: false, excused_until: null, clock_ahead_s: 0.012,
   job_user: 'train', peer_url: 'http://10.0.0.1:9000', private_address: '10.0.0.1', provider: 'aws', provider_id: `i-0abc${index}`, ranks: [],
   channels: [{ channel: 'imds', alive: true, asked_at: at(39_998), heard_at: null, reason: 'asked every 2 s' }, { channel: 'eventbridge', alive: false, asked_at: null, heard_at: null, reason: 'no queue is set' }],
   notice_source: null,

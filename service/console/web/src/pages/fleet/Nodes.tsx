@@ -40,5 +40,5 @@ export function Nodes({ pools }: { pools: readonly string[] }) {
 
 export function NodeState({ of }: { of: NodeOut }) {
   if (of.state === 'ready' && of.leaving) return <span className="row"><Chip state="leaving" /><Countdown until={of.deadline_at} /></span>
-  return <span className="row"><Chip state={of.state} />{of.drained && <Chip state="leaving">drained</Chip>}{of.deaf && of.state !== 'gone' && <Chip state="silent">deaf</Chip>}</span>
+  return <span className="row"><Chip state={of.state} />{of.drained && <Chip state="leaving">drained</Chip>}{of.overdue && <Chip state="leaving">outlived its end</Chip>}{of.deaf && of.state !== 'gone' && <Chip state="silent">deaf</Chip>}</span>
 }
