@@ -31,7 +31,7 @@ from agent.settings import (
     secret_places,
     socket_dir_for,
 )
-from liver_core.layout.limits import NodeId
+from liver_core.layout.limits import Identifier, NodeId
 from liver_core.systemd_notify import take_service_manager
 
 EXIT_SETTINGS = 2
@@ -113,6 +113,7 @@ def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentS
     if options.stop_ranks and not options.run_dir and not options.node_id:
         raise SettingsError("--stop-ranks needs --run-dir or --node-id, to find the ranks")
     _check(NodeId, "--node-id", node_id)
+    _check(Identifier, "--pool", options.pool)
     if options.service_url:
         _check(Url, "--service-url", options.service_url)
     run_dir = Path(options.run_dir) if options.run_dir else default_run_dir(node_id, environ)

@@ -110,7 +110,7 @@ class NodeInfo(Message):
 
     node_id: NodeId
     provider: Provider
-    pool: ShortText = "default"
+    pool: Identifier = "default"
     slots: int = Field(ge=1, le=SLOTS_MAX, description="Rank processes the node can run at a time.")
     peer_url: Url = Field(description="Where other agents of a job reach this agent.")
     private_address: ShortText = Field(description="Host name or address that ranks and stores of this node bind to.")

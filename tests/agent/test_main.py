@@ -49,6 +49,7 @@ def test_the_help_shows_an_example() -> None:
         ({"service_url": "ftp://x"}, "--service-url 'ftp://x'"),
         ({"token_file": "/nowhere/token"}, "--token-file /nowhere/token cannot be read"),
         ({"node_id": "two words"}, "--node-id 'two words'"),
+        ({"pool": "a pool"}, "--pool 'a pool'"),
         ({"slots": "0"}, "--slots must be in 1..1024, is 0"),
         ({"slots": "many"}, "--slots must be a whole number, is 'many'"),
         ({"provider": "azure"}, "--provider must be one of aws, gcp, none, is 'azure'"),
