@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from service.capacity.operations import release_machine
@@ -24,6 +24,9 @@ from service.problems import conflict, not_found, unauthenticated
 from service.tokens.tables import ISSUED, Role, TokenRow
 
 PREFIX = "liver"
+LOCK_NAMES = 0x11FE_0006
+FIRST_REPORT_WITHIN = timedelta(minutes=5)
+"""An agent reports at once when it has joined. One that has not by then is gone, and its name is free."""
 TOKEN_CHARS_MAX = 256
 FIRST = {Role.ADMIN: "admin", Role.OPERATOR: "operator", Role.JOIN: "join"}
 """The tokens of a new installation, by the name of their file."""
@@ -202,9 +205,13 @@ def join_node(session: Session, caller: Caller, *, node_id: str, secret: str, to
 
 
 def _new_key(session: Session, token: TokenRow, *, node_id: str, secret: str, now: datetime) -> TokenRow:
+    # A name that is new has no row to lock: those who join under it at once come one after the other.
+    session.execute(select(func.pg_advisory_xact_lock(LOCK_NAMES, func.hashtext(node_id))))
     node = _lock_node(session, node_id)
     earlier = (TokenRow.role == Role.NODE_KEY) & (TokenRow.node_id == node_id) & TokenRow.revoked_at.is_(None)
-    if node is not None and node.state != NodeState.GONE and session.scalars(select(TokenRow).where(earlier)).first():
+    newest = session.scalars(select(TokenRow).where(earlier).order_by(TokenRow.created_at.desc()).limit(1)).first()
+    is_served = node is not None and node.state != NodeState.GONE
+    if newest is not None and (is_served or _may_still_report(newest, node, now)):
         raise conflict(
             f"node_id: another agent serves node {node_id}; if that one has ended, try again when the node is gone, or "
             "have an admin revoke its key (liver tokens list)"
@@ -232,6 +239,12 @@ def _new_key(session: Session, token: TokenRow, *, node_id: str, secret: str, no
     session.add(key)
     session.flush()
     return key
+
+
+def _may_still_report(key: TokenRow, node: NodeRow | None, now: datetime) -> bool:
+    """Whether the agent with this key has just joined, and has not reported yet."""
+    has_reported = node is not None and node.last_seen_at >= key.created_at
+    return not has_reported and now - key.created_at < FIRST_REPORT_WITHIN
 
 
 def issue_node_token(

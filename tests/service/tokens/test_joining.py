@@ -3,6 +3,7 @@
 import asyncio
 import json
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,9 +11,12 @@ import httpx
 import pytest
 
 from agent.link.identity import FILE_NAME, KeyFileError, NodeAuth
+from agent.protocol import PROTOCOL_VERSION
+from agent.protocol.joining import JOIN_PATH
 from service.db.wake import TOKENS, notify
 from service.nodes.tables import NodeRow, NodeState
 from service.reconcilers import keys
+from service.tokens.operations import FIRST_REPORT_WITHIN
 from service.tokens.recent import FRESH, RENEWED_AFTER
 from service.tokens.tables import Role, TokenRow
 from tests.service.conftest import bearer
@@ -129,6 +133,24 @@ def test_a_stranger_cannot_take_the_name_of_a_living_node_but_of_one_that_is_gon
     assert nodes.report(make_agent("a"), nodes.auth("a", folder="elsewhere"))[0].status_code == 200
     old, new = sorted(rows(context, Role.NODE_KEY), key=lambda row: row.revoked_at is None)
     assert old.revoked_at is not None and new.revoked_at is None
+
+
+def test_of_those_who_join_at_once_under_a_new_name_one_wins(client, settings, admin, context, clock):
+    tokens = [bearer(settings, "join"), {"Authorization": f"Bearer {make_token(client, admin, uses=20)['token']}"}]
+    asked = [({"node_id": "new", "secret": f"{number:043d}"}, tokens[number % 2]) for number in range(10)]
+
+    def join(number: int) -> int:
+        body, headers = asked[number]
+        return client.post(JOIN_PATH, json={"protocol_version": PROTOCOL_VERSION} | body, headers=headers).status_code
+
+    with ThreadPoolExecutor(10) as pool:
+        answers = list(pool.map(join, range(10)))
+    assert sorted(answers) == [201] + [409] * 9
+    winner = answers.index(201)
+    clock.advance(FIRST_REPORT_WITHIN.total_seconds() - 1)
+    assert (join(winner), join((winner + 2) % 10)) == (201, 409), "the first may repeat it, and has yet to report"
+    clock.advance(2)
+    assert join((winner + 2) % 10) == 201, "who never reports keeps no name"
 
 
 def test_a_node_whose_key_was_revoked_must_join_again(nodes, make_agent, client, admin, context, clock):
