@@ -72,7 +72,7 @@ async def ask_step_s(peers: PeerClient, job_id: str, nodes: Collection[str]) -> 
     try:
         for each in asyncio.as_completed(waiting, timeout=STEP_WITHIN_S):
             told = (await each or {}).get(STEP_FIELD)
-            if type(told) in (int, float) and 0 < told < math.inf:
+            if isinstance(told, int | float) and told is not True and 0 < told < math.inf:
                 return told
     except TimeoutError:
         return 0.0
