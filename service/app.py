@@ -46,6 +46,7 @@ from service.handoffs import endpoints as handoffs
 from service.incidents import endpoints as incidents
 from service.jobs import endpoints as jobs
 from service.jobs.changes import JobChange
+from service.jobs.queries import count_without_orders
 from service.leases import endpoints as leases
 from service.ledger import endpoints as ledger
 from service.metrics import endpoints as metrics
@@ -245,10 +246,19 @@ def _add_health(app: FastAPI, context: Context) -> None:
             response.status_code = 503
             return Health(status="unavailable", version=release(), detail=detail)
         running: Running = app.state.running
-        doubts = running.reconcilers.doubts() if running.reconcilers is not None else []
+        doubts = [_without_orders(context)]
+        if running.reconcilers is not None:
+            doubts += running.reconcilers.doubts()
         if running.hearing is not None:
             doubts += running.hearing.doubts()
         return Health(status="ok", version=release(), detail="; ".join(filter(None, doubts)))
+
+
+def _without_orders(context: Context) -> str:
+    """Anybody may ask: what is wrong with which job stands in the job's reason and in the log."""
+    with context.sessions() as session:
+        jobs_without = count_without_orders(session)
+    return f"{jobs_without} jobs get no orders, see `liver jobs list`" if jobs_without else ""
 
 
 def _add_description(app: FastAPI) -> None:

@@ -65,6 +65,16 @@ _TOUCH = text(
     SELECT CASE WHEN is_told THEN nextval('orders_seq') END FROM size, (SELECT count(done::text) FROM sent) AS all_sent
     """
 )
+_NOTE_UNMADE = text(
+    """
+    WITH free AS MATERIALIZED (
+         SELECT jobs.job_id, said.because
+           FROM unnest(CAST(:job_ids AS text[]), CAST(:because AS text[])) AS said (job_id, because)
+           JOIN jobs ON jobs.job_id = said.job_id AND (jobs.due_at IS NOT NULL OR said.because = '')
+          ORDER BY jobs.job_id FOR NO KEY UPDATE OF jobs SKIP LOCKED)
+    UPDATE jobs SET no_orders_because = free.because FROM free WHERE jobs.job_id = free.job_id
+    """
+)
 _MEMBERS = select(JobMemberRow.node_id).where(among(JobMemberRow.job_id, "job_ids"))
 
 
@@ -191,6 +201,7 @@ def set_state(job: JobRow, state: JobState, reason: str, *, now: datetime) -> No
     if job.state != state:
         job.state = state
         job.state_changed_at = now
+        job.no_orders_because = ""  # Other orders follow, if any; what is wrong with those is noted anew.
     job.reason = reason
     if state in ENDED:
         job.due_at = None
@@ -307,6 +318,12 @@ def close_generation(session: Session, job: JobRow, cause: FirstCause | None) ->
 def burn(job: JobRow, generation: int) -> None:
     """Mark a generation number as used, so that it is never assigned again."""
     job.next_generation = max(job.next_generation, generation + 1)
+
+
+def note_unmade(session: Session, because: Mapping[str, str]) -> None:
+    """Why no order can be made of what is stored of these jobs; empty where one can be made again. Never waits for a
+    lock: it is found out again."""
+    session.execute(_NOTE_UNMADE, {"job_ids": list(because), "because": list(because.values())})
 
 
 def activate(session: Session, job: JobRow, *, expected: int | None, generation: int) -> bool:

@@ -475,6 +475,11 @@ def _history(session: Session, job_id: str) -> tuple[LayoutUse, ...]:
     return tuple(LayoutUse(row.nodes, row.layout) for row in session.execute(statement).all()[::-1])
 
 
+def count_without_orders(session: Session) -> int:
+    """How many jobs get no orders, since what is stored of them makes none."""
+    return session.execute(select(func.count()).where(JobRow.no_orders_because != "")).scalar_one()
+
+
 def roster_of(row: GenerationRow) -> Roster:
     """The roster as it was stored."""
     return _ROSTERS.of((row.job_id, row.generation), row.roster)

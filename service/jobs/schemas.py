@@ -79,7 +79,7 @@ class JobSummary(BaseModel):
             job_id=row.job_id,
             name=row.name,
             state=JobState(row.state),
-            reason=row.reason,
+            reason=row.shown_reason,
             warning=row.warning,
             paused=bool(row.paused_because),
             suspends_at=row.suspends_at,

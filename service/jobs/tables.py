@@ -7,8 +7,12 @@ from uuid import UUID
 from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Identity, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
+from liver_core.handoff.generations import PLACES
+from liver_core.layout.limits import GENERATION_MAX
 from service.db.base import Base, Claimed, Json, JsonList, one_of
 
+NEXT_GENERATION_MAX = GENERATION_MAX - PLACES
+"""Room for one more start."""
 RANDOM_PART_CHARS = 8
 """A job's id ends in so many random characters behind its name."""
 
@@ -43,12 +47,14 @@ class JobRow(Claimed, Base):
     `suspended_because`: kept until the job starts again, while `reason` says what it waits for. `suspends_at`: when its
     agents end its ranks, unless that is called off before. `paused_because`: who
     asked for a pause; empty if nobody did. `emptied_at`: when its steps were deleted, long after its end.
-    `peer_key_at`: when the current key was made; `peer_key_before` is valid too, until it is dropped."""
+    `peer_key_at`: when the current key was made; `peer_key_before` is valid too, until it is dropped.
+    `no_orders_because`: what is stored of the job makes no order, so that its nodes get none; empty where it does."""
 
     __tablename__ = "jobs"
     __table_args__ = (
         one_of("state", JobState),
         CheckConstraint("next_generation >= 1", name="next_generation_positive"),
+        CheckConstraint(f"next_generation <= {NEXT_GENERATION_MAX}", name="next_generation_bounded"),
         CheckConstraint("active_generation < next_generation", name="active_generation_was_burned"),
         ForeignKeyConstraint(
             ["job_id", "active_generation"],
@@ -59,6 +65,7 @@ class JobRow(Claimed, Base):
             initially="DEFERRED",
         ),
         Index("ix_jobs_due", "due_at", postgresql_where="due_at IS NOT NULL"),
+        Index("ix_jobs_without_orders", "job_id", postgresql_where="no_orders_because <> ''"),
         Index(
             "ix_jobs_full",
             "state_changed_at",
@@ -97,6 +104,7 @@ class JobRow(Claimed, Base):
     spares: Mapped[JsonList] = mapped_column(default=list)
     plan_digest: Mapped[str] = mapped_column(default="")
     orders_seq: Mapped[int] = mapped_column(default=0)
+    no_orders_because: Mapped[str] = mapped_column(default="")
     created_at: Mapped[datetime] = mapped_column(index=True)
     state_changed_at: Mapped[datetime]
     due_at: Mapped[datetime | None] = mapped_column(default=None)
@@ -106,6 +114,13 @@ class JobRow(Claimed, Base):
     def awaits_checkpoint(self) -> bool:
         """Whether a checkpoint that was asked for is not complete yet."""
         return self.checkpoints_asked > self.checkpoints_answered
+
+    @property
+    def shown_reason(self) -> str:
+        """Why the job stands as it does, for people."""
+        if not self.no_orders_because:
+            return self.reason
+        return f"its nodes get no orders, since none can be made: {self.no_orders_because}; {self.reason}"
 
 
 class GenerationRow(Base):

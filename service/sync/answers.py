@@ -6,6 +6,7 @@ those of large jobs every few seconds, since what can wait gives them no number.
 """
 
 import hashlib
+import logging
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,11 +21,11 @@ from sqlalchemy.orm import Session
 from agent.protocol.sync import SyncOrders
 from agent.protocol.wake_up import WakeOrders
 from liver_core.layout.limits import NODES_MAX
-from service.jobs.operations import ALL_WOKEN_UP_TO_NODES
+from service.jobs.operations import ALL_WOKEN_UP_TO_NODES, note_unmade
 from service.jobs.queries import LIST_MAX
 from service.nodes.skew import in_node_time, off_by
 from service.sync.intake import Intake
-from service.sync.orders import OwnPart, SharedOrder, own_part, shared_orders
+from service.sync.orders import OwnPart, SharedOrder, Unmade, own_part, shared_orders
 
 MADE_AGAIN_AFTER = timedelta(seconds=30)
 """However sure it seems that nothing has changed."""
@@ -39,7 +40,7 @@ _OWN = {"standing_plans", "probe"}
 _STANDING = text(
     """
     SELECT job_id, orders_seq, next_generation, active_generation, state, checkpoints_asked, checkpoints_answered,
-           reason
+           reason, no_orders_because
       FROM jobs
       JOIN LATERAL (SELECT role, ends_at FROM job_grants
                      WHERE job_grants.job_id = jobs.job_id AND job_grants.node_id = :node_id
@@ -53,7 +54,7 @@ _STANDING = text(
 _STANDING_NODES = text(
     """
     SELECT asked.node_id, job_id, orders_seq, next_generation, active_generation, state, checkpoints_asked,
-           checkpoints_answered, reason
+           checkpoints_answered, reason, no_orders_because
       FROM unnest(CAST(:node_ids AS text[]), CAST(:job_ids AS text[])) AS asked (node_id, job_id)
       JOIN jobs USING (job_id)
       JOIN LATERAL (SELECT role FROM job_grants
@@ -62,6 +63,7 @@ _STANDING_NODES = text(
     """
 )
 _OWN_PART = TypeAdapter(OwnPart)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Rendered:
 class _Kept(NamedTuple):
     key: tuple[object, ...]
     made_at: datetime
-    rendered: Rendered
+    rendered: Rendered | Unmade
 
 
 class KeptOrders:
@@ -91,9 +93,11 @@ class KeptOrders:
         # All nodes of a job are woken at once: one of them makes the order, and the others wait for it.
         self._building = tuple(threading.Lock() for _ in range(BUILDERS))
 
-    def of(self, session: Session, standing: "StandingNow", *, lost_after_s: float, now: datetime) -> Rendered | None:
+    def of(
+        self, session: Session, standing: "StandingNow", *, lost_after_s: float, now: datetime
+    ) -> Rendered | Unmade | None:
         """The order of the job that stands so; None if it is gone meanwhile."""
-        key = (*standing, lost_after_s)
+        key = (*standing.of_orders, lost_after_s)
         found = self._find(key, now)
         if found is not None:
             return found
@@ -104,33 +108,37 @@ class KeptOrders:
             made = shared_orders(session, (standing.job_id,), lost_after_s=lost_after_s, now=now)
             if not made:
                 return None
-            rendered = render(made[standing.job_id])
-            self._keep(standing.job_id, _Kept(key, now, rendered))
-            return rendered
+            return self._keep(key, made[standing.job_id], now)
 
     def make(self, session: Session, standing: Iterable["StandingNow"], *, lost_after_s: float, now: datetime) -> None:
         """Make what is not kept of the jobs that stand so, all of it together."""
-        keys = {row.job_id: (*row, lost_after_s) for row in standing}
+        keys = {row.job_id: (*row.of_orders, lost_after_s) for row in standing}
         wanted = [job_id for job_id, key in keys.items() if self._find(key, now) is None]
         for job_id, shared in shared_orders(session, wanted, lost_after_s=lost_after_s, now=now).items():
-            self._keep(job_id, _Kept(keys[job_id], now, render(shared)))
+            self._keep(keys[job_id], shared, now)
 
-    def _find(self, key: tuple[object, ...], now: datetime) -> Rendered | None:
+    def _find(self, key: tuple[object, ...], now: datetime) -> Rendered | Unmade | None:
         kept = self._kept.get(str(key[0]))
         if kept is None or kept.key != key:
             return None
-        shared = kept.rendered.shared
-        is_over = shared.changes_at is not None and now >= shared.changes_at
-        is_large = len(shared.order.peers) > ALL_WOKEN_UP_TO_NODES
-        holds = LARGE_MADE_AGAIN_AFTER if is_large else MADE_AGAIN_AFTER
+        is_over, holds = False, MADE_AGAIN_AFTER
+        if isinstance(kept.rendered, Rendered):
+            shared = kept.rendered.shared
+            is_over = shared.changes_at is not None and now >= shared.changes_at
+            holds = LARGE_MADE_AGAIN_AFTER if len(shared.order.peers) > ALL_WOKEN_UP_TO_NODES else holds
         return kept.rendered if timedelta(0) <= now - kept.made_at < holds and not is_over else None
 
-    def _keep(self, job_id: str, kept: _Kept) -> None:
+    def _keep(self, key: tuple[object, ...], made: SharedOrder | Unmade, now: datetime) -> Rendered | Unmade:
+        job_id = str(key[0])
+        if isinstance(made, Unmade):
+            _log.error("job %s: its nodes get no orders, since none can be made: %s", job_id, made.because)
+        rendered = made if isinstance(made, Unmade) else render(made)
         with self._lock:
             self._kept.pop(job_id, None)
             if len(self._kept) >= self._most:
                 del self._kept[next(iter(self._kept))]
-            self._kept[job_id] = kept
+            self._kept[job_id] = _Kept(key, now, rendered)
+        return rendered
 
 
 class Told(NamedTuple):
@@ -168,15 +176,22 @@ class ToldOrders:
 
 def answer(intake: Intake, kept: KeptOrders, told: ToldOrders, *, poll_s: float, lost_after_s: float) -> str:
     """The answer to a report that is committed, as JSON: orders for all jobs that the node is a member of or still has
-    ranks of. What the report names as known is left out."""
+    ranks of. What the report names as known is left out, and so is a job whose order cannot be made: that is noted."""
     node, report = intake.node, intake.report
     standing = standing_of(intake)
     ahead = off_by(node.clock_ahead_s)
     found: list[tuple[Rendered, str]] = []
+    news: dict[str, str] = {}
     for row in standing:
-        rendered = kept.of(intake.session, row, lost_after_s=lost_after_s, now=intake.now)
-        if rendered is not None:
-            found.append(_for_node(rendered, node.node_id, ahead))
+        made = kept.of(intake.session, row, lost_after_s=lost_after_s, now=intake.now)
+        if isinstance(made, Rendered):
+            found.append(_for_node(made, node.node_id, ahead))
+        because = made.because if isinstance(made, Unmade) else ""
+        if because != row.no_orders_because:
+            news[row.job_id] = because
+    if news:
+        note_unmade(intake.session, news)
+        intake.session.commit()
     digest = _digest(*(part for rendered, own in found for part in (rendered.digest, own)))
     is_one = len(standing) == len(found) == 1
     neighbours = found[0][0].neighbours_digest if is_one else ""
@@ -212,7 +227,7 @@ def news_for(node_id: str, told: Told, standing: "StandingNow", rendered: Render
 
 
 class StandingNow(NamedTuple):
-    """Whatever changes with the orders of a job."""
+    """Whatever changes with the orders of a job, and why it has none."""
 
     job_id: str
     orders_seq: int
@@ -222,6 +237,12 @@ class StandingNow(NamedTuple):
     checkpoints_asked: int
     checkpoints_answered: int
     reason: str
+    no_orders_because: str
+
+    @property
+    def of_orders(self) -> tuple[object, ...]:
+        """While it stays, so do the orders."""
+        return self[:-1]
 
 
 def standing_of(intake: Intake) -> tuple[StandingNow, ...]:

@@ -80,4 +80,4 @@ class News:
             for row in jobs.values():
                 orders[row.job_id] = self._orders.of(session, row, lost_after_s=self._lost_after_s, now=now)
         made = ((ask, jobs[ask[1]], orders[ask[1]]) for ask in standing)
-        return {ask: (row, rendered) for ask, row, rendered in made if rendered is not None}
+        return {ask: (row, rendered) for ask, row, rendered in made if isinstance(rendered, Rendered)}

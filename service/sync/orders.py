@@ -1,14 +1,16 @@
 """Makes the orders of one job, from stored rows and nothing else. `service.sync.answers` makes answers of them."""
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Text, and_, cast, select, text
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from agent.protocol.notice_life import DRAIN, bars_ranks, ends_utc, key_of
@@ -29,7 +31,7 @@ from agent.protocol.sync import (
 from agent.protocol.values import HandoffCause
 from liver_core.handoff import StoreAddress
 from liver_core.layout import Member, Roster
-from liver_core.layout.limits import NODES_MAX
+from liver_core.layout.limits import NODES_MAX, fitting, listed
 from service.db.base import among
 from service.db.parsed import Parsed
 from service.handoffs.queries import open_handoffs, placement_of
@@ -39,6 +41,7 @@ from service.jobs.tables import GenerationRow, JobRow, JobState, SourceKind
 from service.nodes.tables import NodeState
 from service.notices.queries import as_fact
 from service.notices.rules import horizon
+from service.problems import field_problems
 
 PROBING_NODES = 3
 ALL_PLANS_UP_TO_NODES = 64
@@ -127,6 +130,13 @@ class SharedOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class Unmade:
+    """Why what is stored of a job makes no order."""
+
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
 class OwnPart:
     """What only one node of a job is told."""
 
@@ -136,13 +146,19 @@ class OwnPart:
 
 def shared_orders(
     session: Session, job_ids: Collection[str], *, lost_after_s: float, now: datetime
-) -> dict[str, SharedOrder]:
+) -> dict[str, SharedOrder | Unmade]:
     """The orders of these jobs from their rows as they are now, with as many statements as for one. A job that does not
-    exist has none. `lost_after_s`: when no member of a job is heard for so long, it may be started elsewhere."""
+    exist has none; one whose rows make none has the reason, and the others have theirs. `lost_after_s`: when no member
+    of a job is heard for so long, it may be started elsewhere."""
     if not job_ids:
         return {}
     found = {row[0].job_id: _Stored(*row) for row in session.execute(_JOBS, {"job_ids": sorted(job_ids)})}
-    rosters = {job_id: roster_of(row.active) for job_id, row in found.items() if row.active is not None}
+    unmade: dict[str, Unmade] = {}
+    rosters: dict[str, Roster] = {}
+    for job_id, row in found.items():
+        if row.active is not None:
+            with _alone(job_id, unmade):
+                rosters[job_id] = roster_of(row.active)
     nodes = _members(session, {"job_ids": sorted(found)}, now=now)
     unknown = [
         (job_id, node_id)
@@ -155,12 +171,26 @@ def shared_orders(
         for job_id, others in _members(session, {"namers": list(namers), "named": list(named)}, now=now).items():
             nodes[job_id] |= others
     handoffs = open_handoffs(session, found)
-    return {
-        job_id: _made(
-            stored, rosters.get(job_id), nodes[job_id], handoffs.get(job_id), lost_after_s=lost_after_s, now=now
-        )
-        for job_id, stored in found.items()
-    }
+    made: dict[str, SharedOrder | Unmade] = {}
+    for job_id, stored in found.items():
+        if job_id not in unmade:
+            parts = rosters.get(job_id), nodes[job_id], handoffs.get(job_id)
+            with _alone(job_id, unmade):
+                made[job_id] = _made(stored, *parts, lost_after_s=lost_after_s, now=now)
+    return made | unmade
+
+
+@contextmanager
+def _alone(job_id: str, unmade: dict[str, Unmade]) -> Iterator[None]:
+    """What is wrong with the rows of one job is noted, and keeps nobody from the orders of the others."""
+    try:
+        yield
+    except SQLAlchemyError:
+        raise
+    except ValidationError as error:
+        unmade[job_id] = Unmade(fitting(listed(f"{item.field}: {item.rule}" for item in field_problems(error))))
+    except Exception as error:
+        unmade[job_id] = Unmade(fitting(f"{type(error).__name__}: {error}"))
 
 
 def _made(

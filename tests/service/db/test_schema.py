@@ -12,6 +12,7 @@ from service.capacity.tables import InstanceRow
 from service.db.engine import StartError
 from service.db.schema import metadata
 from service.db.upgrade import upgrade
+from service.jobs.tables import JobRow
 from service.leases.operations import begin_lease
 from service.leases.tables import LeaseRow
 from service.ledger.operations import account_all, charge_pause, close_lease
@@ -56,6 +57,18 @@ def test_the_migrations_can_be_taken_back_and_applied_again(database):
     assert "job_generations" in inspect(database.engine).get_table_names()
 
 
+def test_a_job_whose_next_generation_was_made_up_goes_on_from_the_highest_that_was_used(database):
+    upgrade(database.engine, revision="base")
+    upgrade(database.engine, revision="0029")
+    with database.engine.begin() as connection:
+        connection.execute(text(_JOB))
+        connection.execute(text(_GENERATION))
+        connection.execute(text("UPDATE jobs SET next_generation = 9007199254740992"))
+    upgrade(database.engine)
+    with database.sessions() as session:
+        assert session.get_one(JobRow, "j").next_generation == 2
+
+
 def test_upgrading_a_database_that_is_up_to_date_changes_nothing(database):
     upgrade(database.engine)
     upgrade(database.engine)
@@ -66,6 +79,7 @@ def test_upgrading_a_database_that_is_up_to_date_changes_nothing(database):
     [
         ("UPDATE jobs SET state = 'odd'", "ck_jobs_state_known"),
         ("UPDATE jobs SET active_generation = 7", "ck_jobs_active_generation_was_burned"),
+        ("UPDATE jobs SET next_generation = 9007199254740992", "ck_jobs_next_generation_bounded"),
         ("UPDATE jobs SET next_generation = 9, active_generation = 7", "fk_jobs_active_generation"),
     ],
 )
@@ -76,14 +90,10 @@ def test_the_database_refuses_a_job_that_cannot_be(database, statement, constrai
 
 
 def test_a_generation_number_of_a_job_exists_once(database):
-    row = (
-        "INSERT INTO job_generations (job_id, generation, origin_id, source_kind, layout, nodes, roster, reason,"
-        " lost_steps, created_at) VALUES ('j', 1, gen_random_uuid(), 'init', 'TP1', 1, '{}', '', 0, now())"
-    )
     with pytest.raises(IntegrityError, match="pk_job_generations"), database.engine.begin() as connection:
         connection.execute(text(_JOB))
-        connection.execute(text(row))
-        connection.execute(text(row))
+        connection.execute(text(_GENERATION))
+        connection.execute(text(_GENERATION))
 
 
 def test_two_handoffs_of_a_job_cannot_have_one_generation(database):
@@ -302,6 +312,10 @@ _JOB = (
     .replace("'', 'p", "'', 1, now(), 'p")
     .replace("plan_digest,", "spares, plan_digest,")
     .replace("'[]', '[]', ''", "'[]', '[]', '[]', ''")
+)
+_GENERATION = (
+    "INSERT INTO job_generations (job_id, generation, origin_id, source_kind, layout, nodes, roster, reason,"
+    " lost_steps, created_at) VALUES ('j', 1, gen_random_uuid(), 'init', 'TP1', 1, '{}', '', 0, now())"
 )
 _NODE = (
     "INSERT INTO nodes (node_id, provider, pool, slots, peer_url, private_address, device, agent_version,"

@@ -1,0 +1,33 @@
+"""Why a job gets no orders, and a bound for the number of its next generation: no order carries a greater one."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0031"
+down_revision = "0029"
+branch_labels = None
+depends_on = None
+
+NEXT_MAX = 2**53 - 1 - 100_000
+
+
+def upgrade() -> None:
+    # A greater one was made up: the number after the highest that was used takes its place.
+    op.execute(
+        f"""
+        UPDATE jobs SET next_generation = 1 + greatest(0,
+               (SELECT max(generation) FROM job_generations WHERE job_generations.job_id = jobs.job_id),
+               (SELECT max(generation) FROM handoffs
+                 WHERE handoffs.job_id = jobs.job_id AND generation < {NEXT_MAX}))
+         WHERE next_generation > {NEXT_MAX}
+        """
+    )
+    op.create_check_constraint(op.f("ck_jobs_next_generation_bounded"), "jobs", f"next_generation <= {NEXT_MAX}")
+    op.add_column("jobs", sa.Column("no_orders_because", sa.Text(), nullable=False, server_default=""))
+    op.create_index("ix_jobs_without_orders", "jobs", ["job_id"], postgresql_where=sa.text("no_orders_because <> ''"))
+
+
+def downgrade() -> None:
+    op.drop_index("ix_jobs_without_orders", "jobs")
+    op.drop_column("jobs", "no_orders_because")
+    op.drop_constraint(op.f("ck_jobs_next_generation_bounded"), "jobs")
