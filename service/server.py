@@ -17,8 +17,9 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
+from liver_core.installation import release
 from liver_core.systemd_notify import take_service_manager
-from service.app import create_app, release
+from service.app import create_app
 from service.db.engine import StartError, check_data_dir
 from service.edge.timed_http import TimedHttpProtocol
 from service.settings import Network, ServiceSettings

@@ -5,6 +5,9 @@ from typing import Annotated
 
 import typer
 
+from liver_core.installation import lacking
+from service.cli.client import fail
+
 EXAMPLE = "Example: liver demo --report build/reports/demo.json"
 
 
@@ -40,6 +43,8 @@ def demo(
     Starts a service with an embedded PostgreSQL and four agents with one rank each, trains a small GPT, takes nodes
     away and gives them back, and compares with a restart from a checkpoint. About three minutes on two cores.
     """
+    if lacks := lacking("agent", "service"):
+        fail(f"liver demo {lacks}")
     from deploy.demo.run import run_demo
 
     raise typer.Exit(run_demo(report=report, keep=keep, plain=plain, device=device))

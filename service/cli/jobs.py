@@ -36,6 +36,7 @@ from service.cli.output import (
     seconds,
     since,
 )
+from service.cli.pages import page
 from service.cli.watching import Lines, Screen, View
 from service.cli.which import ENDED, JobId, find_job, short_jobs
 from service.elapsed import span
@@ -72,7 +73,9 @@ GENERATIONS = (
 
 @app.command(epilog="Example: liver jobs submit job.yaml")
 def submit(
-    job_file: Annotated[Path, typer.Argument(help="Job file in YAML or JSON; see docs/job-file.md.", metavar="FILE")],
+    job_file: Annotated[
+        Path, typer.Argument(help=f"Job file in YAML or JSON; see {page('job-file.md')}.", metavar="FILE")
+    ],
     key: Annotated[
         str | None,
         typer.Option("--idempotency-key", help="The same file under the same key, within a day, makes one job."),

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from liver_core.installation import release
 from service.cli import access, handoffs, jobs, ledger, nodes, serve
 from service.cli.client import TRUST, Trust
 from service.cli.offline import plan_memory, simulate
@@ -42,9 +43,7 @@ for _command in entry_points(group=PLUGGED_COMMANDS):
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"liver {version('liver')}")
+        typer.echo(f"liver {release()}")
         raise typer.Exit
 
 

@@ -9,6 +9,7 @@ import typer
 from service.cli.client import DEFAULT_URL, AsJson, ServiceUrl, TokenFile, connect, text_of
 from service.cli.offline.simulate import POLICIES, Machines, enacted_rows
 from service.cli.output import print_details, print_json, print_table, seconds
+from service.cli.pages import page
 from service.cli.which import JobId, find_job
 
 EXAMPLE = "Example: liver jobs what-if gpt-small --trace p3-trace.csv, or without --trace on the service's own nodes"
@@ -52,7 +53,7 @@ def what_if(
     job_id: JobId,
     *,
     trace: Annotated[
-        Path | None, typer.Option(help="Capacity trace, at most 4 MiB; see docs/policy.md.", metavar="FILE")
+        Path | None, typer.Option(help=f"Capacity trace, at most 4 MiB; see {page('policy.md')}.", metavar="FILE")
     ] = None,
     own_hours: Annotated[
         int, typer.Option("--own", min=1, max=9_999, help="Without --trace: the service's nodes in so many hours.")

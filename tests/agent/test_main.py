@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from agent.main import main
 from agent.settings import SettingsError, read_token, socket_dir_for
 from deploy.local.metadata_server import ImdsServer
 from tests.agent.stub_service import TOKEN, StubService
@@ -145,6 +146,15 @@ def test_the_version_is_told_without_any_setting() -> None:
     shown = run("--version")
     assert shown.returncode == 0
     assert shown.stdout.startswith("liver-agent ")
+
+
+def test_without_its_extra_the_agent_says_in_one_line_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("liver_core.installation.is_there", lambda module: module != "dbus_fast")
+    assert main(options(tmp_path)) == 2
+    told = capsys.readouterr().err
+    assert re.fullmatch(r"liver-agent needs pip install '\./\S+\[agent\]' \(dbus_fast is not installed\)\n", told)
 
 
 def test_stop_ranks_must_say_whose() -> None:

@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from liver_core.installation import lacking
 from service.cli.client import AsJson, fail, text_of
 from service.cli.columns import Column
 from service.cli.offline.job_files import read_job_file
 from service.cli.output import print_details, print_json, print_table, seconds
+from service.cli.pages import page
 
 if TYPE_CHECKING:
     from agent.protocol.jobfile import JobFile
@@ -44,12 +46,14 @@ Value = Annotated[
     ),
 ]
 Machines = Annotated[
-    bool, typer.Option("--machines", help="The product's machines carry every change; see docs/policy.md.")
+    bool, typer.Option("--machines", help=f"The product's machines carry every change; see {page('policy.md')}.")
 ]
 
 
 def simulate(
-    trace_file: Annotated[Path, typer.Option("--trace", help="Capacity trace; see docs/policy.md.", metavar="FILE")],
+    trace_file: Annotated[
+        Path, typer.Option("--trace", help=f"Capacity trace; see {page('policy.md')}.", metavar="FILE")
+    ],
     job_file: Annotated[Path, typer.Option("--job", help="Job file in YAML or JSON.", metavar="FILE")],
     *,
     prices: Annotated[
@@ -80,6 +84,8 @@ def simulate(
 
     Goodput is the share of a free ideal that changes at no cost.
     """
+    if lacks := lacking("service"):
+        fail(f"liver simulate {lacks}")
     from service.simulation.machines.change_times import ChangeTimes
     from service.simulation.replay_setup import ReplaySetup
     from service.simulation.what_if import SETUP, WhatIf

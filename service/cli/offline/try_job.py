@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from liver_core.installation import install_command
 from service.cli.client import AsJson, fail
 from service.cli.output import print_json, seconds, size, terminal_width
+from service.cli.pages import page
 
 if TYPE_CHECKING:
     from agent.protocol.jobfile import JobFile
@@ -42,7 +44,9 @@ Finding = dict[str, Any]
 
 
 def try_job(
-    job_file: Annotated[Path, typer.Argument(help="Job file in YAML or JSON; see docs/job-file.md.", metavar="FILE")],
+    job_file: Annotated[
+        Path, typer.Argument(help=f"Job file in YAML or JSON; see {page('job-file.md')}.", metavar="FILE")
+    ],
     *,
     steps: Annotated[int, typer.Option(min=2, max=1_000, help="Steps to train, in each of three runs.")] = 4,
     layout: Annotated[
@@ -83,7 +87,7 @@ def lacking(python: str, needed: Sequence[str]) -> str:
     if not (lacks := done.stdout.strip()):
         return ""
     return (
-        f"{python} has no {lacks.replace(',', ', ')}: install it with pip install 'liver[core]', "
+        f"{python} has no {lacks.replace(',', ', ')}: install it with {install_command('core')}, "
         "or name an interpreter that has it with --python"
     )
 

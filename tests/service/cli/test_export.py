@@ -70,7 +70,7 @@ def test_a_step_that_is_not_there_names_those_that_are(tmp_path: Path, checkpoin
 def test_without_torch_one_sentence_says_what_to_install(tmp_path: Path, checkpoints: Path):
     done = attempt(checkpoints, interpreter(tmp_path, lacks="torch"))
     assert done.exit_code == 1
-    assert "has no torch: install it with pip install 'liver[core]'" in done.stderr and "--python" in done.stderr
+    assert "has no torch: install it with pip install './liver_handoff-" in done.stderr and "--python" in done.stderr
 
 
 def test_what_is_wrong_with_the_checkpoint_is_passed_on(tmp_path: Path, checkpoints: Path):

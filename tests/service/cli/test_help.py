@@ -13,6 +13,7 @@ pytest.importorskip("typer")
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from liver_core.installation import DISTRIBUTION
 from service.cli.main import app
 
 VERBS = [
@@ -71,7 +72,7 @@ def test_a_request_is_made_without_loading_what_only_the_service_needs():
 def test_the_version_is_told_and_no_command_is_missing():
     result = CliRunner().invoke(app, ["--version"])
     assert result.exit_code == 0
-    assert result.stdout == f"liver {version('liver')}\n"
+    assert result.stdout == f"liver {version(DISTRIBUTION)}\n"
 
 
 def test_the_command_alone_shows_its_help():
