@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import yaml
 from yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode
@@ -63,7 +64,10 @@ class _Refused:
 
 
 # The one in C is ten times as fast; where PyYAML was built without it, the other reads the same language.
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+_BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_BASE):
     """Reads values as `_FORMS` say."""
 
     yaml_implicit_resolvers = {None: [*_FORMS]}  # noqa: RUF012 - PyYAML's name and form

@@ -107,7 +107,8 @@ def _go_on(arguments: dict[str, Any], jobs: dict[str, tuple[dict[str, Any], str]
     first.close()
     for name, (changes, kind) in jobs.items():
         world = built(changes, kind, name)
-        said = found[name] = {"next_keys": keys(world)}
+        said: dict[str, Any] = {"next_keys": keys(world)}
+        found[name] = said
         try:
             said["overruled"] = check_rates(path, world.state)
             world.load(path)
