@@ -20,6 +20,7 @@ from service.capacity.tables import InstanceRow
 from service.clouds.cloud_facts import NAME_CHARS_MAX, RAW_CHARS_MAX, CloudFact, Disposition, Unread
 from service.clouds.rules import ADVICE_MEANS, Judgement, Life, Machine, begun, judge
 from service.clouds.tables import ChannelRow, HearingCountRow, HearingRow
+from service.jobs.waking import wake_all
 from service.leases.tables import LeaseRow
 from service.nodes.tables import NodeRow
 from service.notices.operations import (
@@ -83,6 +84,8 @@ def take_facts(session: Session, facts: Sequence[CloudFact], *, now: datetime) -
     _hear(session, [_hearing(fact, found, judgement, notices, now) for fact, found, judgement in heard])
     urgent = {node: is_urgent(before[lease], notices[lease].known(now), now) for node, lease in changed.items()}
     tell_jobs(session, urgent, now=now)
+    if any(judgement.disposition is Disposition.WITHDRAWS for _, _, judgement in heard):
+        wake_all(session, now=now)
     examples = {(item.fact.channel, item.disposition): f"{item.reason}: {item.fact.raw}" for item in taken}
     _count(session, Counter((item.fact.channel, item.disposition) for item in taken), examples, now=now)
     return tuple(taken)

@@ -11,6 +11,7 @@ from agent.protocol.notice_life import DRAIN, hear, is_open, merge, withdraw
 from agent.protocol.sync import NoticeFact, NoticeKind
 from service.jobs.operations import touch_all
 from service.jobs.tables import JobMemberRow
+from service.jobs.waking import wake_all
 from service.leases.queries import open_lease
 from service.leases.tables import LeaseRow
 from service.nodes.queries import jobs_of_nodes
@@ -241,6 +242,7 @@ def undo_drain(session: Session, node_id: str, *, now: datetime) -> None:
     if known is None or known.withdrawn_utc is not None:
         raise conflict(f"node {node_id} is not drained")
     _take(session, lease, withdraw(known, now), now=now)
+    wake_all(session, now=now)
 
 
 def _take(session: Session, lease: LeaseRow, fact: NoticeFact, *, now: datetime) -> None:

@@ -20,6 +20,7 @@ from liver_core.layout.limits import NodeId
 from service.context import CALLER, Context, ContextOf, NodeOf, require_node
 from service.db.wake import node_topic
 from service.edge.credentials import bearer_of
+from service.jobs.waking import wake_late
 from service.problems import ProblemError, unavailable
 from service.sync.answers import answer
 from service.sync.calm import CalmAsk
@@ -100,6 +101,9 @@ def _sync(
                 raise LostTurn(f"the agent of node {reading.report.node.node_id} has gone before its report was stored")
             silences = {"silent_after_s": settings.silent_after_s, "gone_after_s": settings.gone_after_s}
             intake = apply_report(session, reading, caller, **silences, now=context.clock(), arrived=arrived)
+        if intake.passed_over:
+            with session.begin():
+                wake_late(session, intake.passed_over, now=context.clock())
         # Others are woken, and nobody waits for a lock, while orders are made.
         limits = {"poll_s": settings.agent_poll_s, "lost_after_s": settings.lost_after_s}
         return answer(intake, context.orders, context.told, **limits)

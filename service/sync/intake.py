@@ -26,8 +26,9 @@ class Intake:
     `with_held`: those of them of which facts wait for a handoff. `changed`: jobs whose orders are different now, and
     perhaps their members too. `described`: jobs whose orders say something else of the same members. `restated`: the
     same, and it can wait for the next report of each. `due`: jobs whose reconciler should look again. `watched`: jobs
-    with news for their watchers only. `overstepped`: parts refused because the node has no right to say them, with an
-    example each; the audit log gets them. `standing`: only where the report is calm (`service.sync.calm`): all that it
+    with news for their watchers only. `passed_over`: jobs that may want the node; their reconciler is woken once the
+    report is stored. `overstepped`: parts refused because the node has no right to say them, with an example each; the
+    audit log gets them. `standing`: only where the report is calm (`service.sync.calm`): all that it
     changes of its jobs is their progress, and their rows were not locked to be read.
     """
 
@@ -45,6 +46,7 @@ class Intake:
     restated: set[str] = field(default_factory=set)
     due: set[str] = field(default_factory=set)
     watched: set[str] = field(default_factory=set)
+    passed_over: tuple[str, ...] = ()
     overstepped: dict[tuple[str, str], str] = field(default_factory=dict)
     generations: dict[tuple[str, int], GenerationRow | None] = field(default_factory=dict)
     worlds: dict[tuple[str, int], KnownWorld | None] = field(default_factory=dict)

@@ -6,14 +6,14 @@ for each (agent_incarnation, report_seq). Every fact also has its own key, so a 
 
 from datetime import datetime, timedelta
 
-from sqlalchemy import select, update
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from agent.protocol.sync import REFUSALS_MAX, NoticeFact, SyncReport
 from service.capacity.operations import MachineClaim, judge_claim, release_machine, store_claim
 from service.capacity.tables import InstanceRow
 from service.clouds.operations import forget_oldest_heard, hear_from_agent
-from service.db.wake import RECONCILERS, job_topic, notify
+from service.db.wake import job_topic, notify
 from service.handoffs.operations import decline_handoff, name_cause
 from service.jobs.causes import FailedPart, at_store, cause_of_rank
 from service.jobs.membership import refresh_members
@@ -21,9 +21,9 @@ from service.jobs.operations import touch
 from service.jobs.tables import (
     ENDED,
     JobMemberRow,
-    JobRow,
     MemberRole,
 )
+from service.jobs.waking import wake_all
 from service.leases.operations import begin_lease
 from service.leases.queries import open_lease
 from service.leases.tables import LeaseRow
@@ -280,7 +280,8 @@ def _note_errors(intake: Intake, news: set[tuple[str, int, str]]) -> None:
 
 
 def _wake(intake: Intake, *, all_jobs: bool) -> None:
-    """Wake the agents of jobs whose orders changed and the reconcilers of jobs whose facts changed."""
+    """Wake the agents of jobs whose orders changed and the reconcilers of jobs whose facts changed. `all_jobs`: a
+    node joined or changed."""
     session, now = intake.session, intake.now
     urgent = intake.changed | intake.described
     touched = urgent | intake.restated
@@ -296,17 +297,7 @@ def _wake(intake: Intake, *, all_jobs: bool) -> None:
             intake.watched.add(job_id)
     notify(session, map(job_topic, sorted(intake.watched - touched)))
     if all_jobs:
-        # A node joined or changed: any job may want it. Rows that are locked elsewhere are skipped, since waiting for
-        # them here could deadlock; their reconciler looks again within seconds anyway.
-        waiting = select(JobRow.job_id).where(JobRow.due_at.is_not(None), JobRow.job_id.not_in(intake.jobs))
-        found = session.scalars(waiting.order_by(JobRow.job_id).with_for_update(skip_locked=True, key_share=True)).all()
-        session.execute(
-            update(JobRow)
-            .where(JobRow.job_id.in_(found))
-            .values(due_at=now)
-            .execution_options(synchronize_session=False)
-        )
-        notify(session, [RECONCILERS])
+        intake.passed_over = wake_all(session, but=intake.jobs, now=now)
 
 
 def _standing(job_id: str, rank: int, stage: str) -> tuple[str, int, str]:
