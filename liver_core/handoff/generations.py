@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from liver_core.layout import Member
 
 PLACES = 100_000
+STARTS_AHEAD_MAX = 10_000
+"""A service that was restored from a backup may have forgotten so many starts of a job: a week of one a minute."""
 
 
 def start_of(generation: int) -> int:
@@ -27,6 +29,17 @@ def first_of(generation: int) -> int:
 def next_start(highest: int) -> int:
     """The number of a world that the service starts. `highest`: the greatest number it knows as used; 0: none is."""
     return 1 if highest == 0 else first_of(highest + PLACES)
+
+
+def last_after(generation: int) -> int:
+    """The greatest number of a start that can have come after the one of `generation`, though its service does not know
+    of it. A greater one is made up."""
+    return first_of(generation + STARTS_AHEAD_MAX * PLACES)
+
+
+def may_replace(newer: int, generation: int) -> bool:
+    """Whether `newer` can be the number of a start that came after the one of `generation`."""
+    return newer == first_of(newer) and start_of(generation) < start_of(newer) and newer <= last_after(generation)
 
 
 def next_handoff(highest: int, parent: int) -> int | None:

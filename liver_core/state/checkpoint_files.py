@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from liver_core.handoff.generations import start_of
+from liver_core.handoff.generations import may_replace
 
 COMPLETE_FILE = "metadata.json"
 TENSORS_FILE = ".metadata"
@@ -56,8 +56,8 @@ def announce_start(folder: Path, job_id: str, generation: int) -> None:
     """From now on worlds of older starts of the job publish no checkpoint in `folder`. Raises OSError, and NewerStart
     where this start could publish none itself."""
     folder.mkdir(parents=True, exist_ok=True)
-    if is_replaced_by(found := starts_in(folder, job_id), generation):
-        raise NewerStart(folder, generation, max(found))
+    if newer := _replacing(starts_in(folder, job_id), generation):
+        raise NewerStart(folder, generation, max(newer))
     (folder / f"{STARTED}{job_id}.{generation}").touch()
     for older in starts_in(folder, job_id):
         if older < generation:
@@ -71,8 +71,13 @@ def starts_in(folder: Path, job_id: str) -> tuple[int, ...]:
 
 
 def is_replaced_by(starts: Iterable[int], generation: int) -> bool:
-    """Whether one of these starts is newer than that of `generation`."""
-    return any(start_of(other) > start_of(generation) for other in starts)
+    """Whether one of these starts is newer than that of `generation`. A number that no start can have by now does not
+    count: whoever may write in the folder can name a file so."""
+    return bool(_replacing(starts, generation))
+
+
+def _replacing(starts: Iterable[int], generation: int) -> list[int]:
+    return [other for other in starts if may_replace(other, generation)]
 
 
 def whole_or_later(path: str, job_id: str) -> str:

@@ -1,4 +1,4 @@
-"""`liver nodes`: list, show, drain. `liver notices`: list. `liver prices`: list, set."""
+"""`liver nodes`: list, show, drain. `liver notices`: list, end. `liver prices`: list, set."""
 
 import json
 from datetime import UTC, datetime
@@ -31,6 +31,7 @@ LIST = (
 
 notices = typer.Typer(help="Announcements that nodes will go.", no_args_is_help=True)
 NOTICES = (
+    Column("NOTICE", right=True),
     Column("NODE"),
     Column("KIND"),
     Column("STATE"),
@@ -174,6 +175,7 @@ def list_notices(
         return print_json(found)
     rows = [
         (
+            str(item["notice_id"]),
             item["node_id"],
             item["kind"],
             item["state"],
@@ -184,6 +186,20 @@ def list_notices(
         for item in found
     ]
     print_table(NOTICES, rows, empty="no notices")
+
+
+@notices.command(epilog="Example: liver notices end 7")
+def end(
+    notice_id: Annotated[int, typer.Argument(help="Its number; see `liver notices list`.", metavar="NOTICE", min=1)],
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a notice count no more, whoever said it: jobs may use its node."""
+    notice = connect(service_url, token_file).post(f"/api/v1/notices/{notice_id}/end", content=b"")
+    if as_json:
+        return print_json(notice)
+    print_details((("node", notice["node_id"]), ("kind", notice["kind"]), ("state", notice["state"])))
 
 
 def _with_lag(channel: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from agent.protocol.sync import HandoffDeclined, HandoffMirror
 from agent.protocol.values import HandoffCause, HandoffState
 from liver_core.handoff import RankStage, Reason, Rung
+from liver_core.handoff.generations import first_of as first_world_of
 from liver_core.layout import to_json
 from service.handoffs.rules import Copy, accepts_active, is_open, orders_differ, replaces, went_through, why_opened
 from service.handoffs.tables import DECLINED, HandoffRow
@@ -157,7 +158,7 @@ def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
     if refusal is not None:
         row.reason = f"{row.reason}; rejected as the job's generation: {refusal}".removeprefix("; ")
         return Mirrored(refusal, orders_differ=True)
-    _charge_pause(session, row, mirror)
+    _charge_pause(session, row, mirror, now=now)
     note_egress(session, row, mirror)
     return Mirrored(orders_differ=opened or orders_differ(new, old))
 
@@ -334,16 +335,21 @@ def _activate_if_due(session: Session, job: JobRow, mirror: HandoffMirror, why: 
     return None
 
 
-def _charge_pause(session: Session, row: HandoffRow, mirror: HandoffMirror) -> None:
+def _charge_pause(session: Session, row: HandoffRow, mirror: HandoffMirror, *, now: datetime) -> None:
     """Account the measured pause in the ledger on every slot of the new world, once, and what it was longer where that
-    becomes known later."""
-    pause_s = mirror.measures.pause_s
-    if mirror.state is not HandoffState.ACTIVE or pause_s is None or pause_s <= row.pause_charged_s:
+    becomes known later. A slot has paused no longer than its lease lasts, and the start that the world is of."""
+    pause_s, charged_s = mirror.measures.pause_s, row.pause_charged_s
+    if mirror.state is not HandoffState.ACTIVE or pause_s is None or pause_s <= charged_s:
         return
-    more_s, row.pause_charged_s = pause_s - row.pause_charged_s, pause_s
+    row.pause_charged_s = pause_s
+    start = session.get(GenerationRow, (row.job_id, first_world_of(mirror.generation)))
     leases = {node_id: lease_since(session, node_id, mirror.opened_utc) for node_id in mirror.target.node_ids()}
     # In a fixed order, so that two reports that charge the same slots cannot wait for each other.
     for member in sorted(mirror.target.members, key=lambda item: (item.node_id, item.slot)):
         lease = leases[member.node_id]
-        if lease is not None and member.slot < lease.slots:
-            charge_pause(session, lease=lease, slot=member.slot, seconds=more_s, job_id=row.job_id)
+        if lease is None or member.slot >= lease.slots:
+            continue
+        since = lease.started_at if start is None else max(lease.started_at, start.created_at)
+        most_s = max(0.0, (now - since).total_seconds())
+        more_s = min(pause_s, most_s) - min(charged_s, most_s)
+        charge_pause(session, lease=lease, slot=member.slot, seconds=more_s, job_id=row.job_id)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from service.jobs.tables import GenerationRow, JobGrantRow, JobStepRow, SourceKind
+from service.jobs.tables import GenerationRow, JobGrantRow, JobRow, JobStepRow, SourceKind
 from service.leases.tables import LeaseRow
 from service.ledger.operations import charge_due, recast_slots
 from service.ledger.rules import Origin, Part, StepTime, parts_of
@@ -58,9 +58,11 @@ def _worlds(session: Session, job_ids: Collection[str], *, since: datetime) -> l
     step = JobStepRow
     is_repeat = step.step <= GenerationRow.repeats_until
     begun_at = func.min(step.finished_at - func.make_interval(0, 0, 0, 0, 0, 0, step.seconds))
+    begun_at = func.greatest(begun_at, func.min(JobRow.created_at))
     found = session.execute(
         select(GenerationRow, func.min(step.step), begun_at, func.max(step.step), func.max(step.finished_at))
         .join(step, (step.job_id == GenerationRow.job_id) & (step.generation == GenerationRow.generation))
+        .join(JobRow, JobRow.job_id == step.job_id)
         .where(step.job_id.in_(sorted(job_ids)), step.finished_at > since)
         .group_by(GenerationRow.job_id, GenerationRow.generation, is_repeat)
     )

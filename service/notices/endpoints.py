@@ -1,18 +1,20 @@
-"""REST of notices: list."""
+"""REST of notices: list, end."""
 
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 
 from agent.protocol.notice_life import NoticePhase
 from agent.protocol.sync import NoticeKind
-from liver_core.layout.limits import NodeId
-from service.context import PERSON_ONLY, ContextOf, SessionOf
+from liver_core.layout.limits import COUNT_MAX, NodeId
+from service.audit.operations import note
+from service.context import PERSON_ONLY, ContextOf, OperatorOf, SessionOf
 from service.edge.routes import PeoplesRoute
-from service.notices.queries import as_fact, list_occurrences, open_notices
+from service.notices.operations import end_notice
+from service.notices.queries import as_fact, list_occurrences, open_notices, rows_of_occurrences
 from service.notices.rules import earliest_deadline, phase_of_all
 from service.notices.tables import NoticeRow
 from service.paging import PagesOf
@@ -66,6 +68,20 @@ def list_all(
     return [
         entry_of(number, rows, now, is_open=any(row.notice_id in still_open for row in rows)) for number, rows in found
     ]
+
+
+@router.post("/{notice_id}/end", operation_id="end_notice", summary="Let a notice count no more")
+def end(
+    context: ContextOf, session: SessionOf, actor: OperatorOf, notice_id: Annotated[int, Path(ge=1, le=COUNT_MAX)]
+) -> NoticeOut:
+    """All its channels take it back, and jobs may use the node. A handoff that is open already goes on. What a channel
+    announces anew is another notice, and counts."""
+    now = context.clock()
+    facts = end_notice(session, notice_id, now=now)
+    sources = sorted({fact.source for fact in facts})
+    note(session, actor, "end_notice", facts[0].node_id, now=now, notice_id=notice_id, sources=sources)
+    ((number, rows),) = rows_of_occurrences(session, [notice_id])
+    return entry_of(number, rows, now, is_open=False)
 
 
 def entry_of(number: int, rows: Sequence[NoticeRow], now: datetime, *, is_open: bool) -> NoticeOut:

@@ -16,8 +16,16 @@ from service.leases.queries import open_lease
 from service.leases.tables import LeaseRow
 from service.nodes.queries import jobs_of_nodes
 from service.nodes.tables import NodeRow
-from service.notices.queries import as_fact, counts, is_replaced, may_count, newest_rows
-from service.notices.rules import NOTICES_OF_LEASE_MAX, horizon, same_loss
+from service.notices.queries import (
+    as_fact,
+    counts,
+    is_replaced,
+    may_count,
+    newest_rows,
+    open_notices,
+    rows_of_occurrences,
+)
+from service.notices.rules import NOTICES_OF_LEASE_MAX, horizon, over_at, same_loss
 from service.notices.tables import NoticeRow
 from service.problems import conflict, not_found
 
@@ -42,18 +50,51 @@ class LeaseNotices:
         """Whether there may be more rows of the lease than are kept: not where each source spoke once, and few did."""
         return self._has_replaced or len(self._newest) > NOTICES_OF_LEASE_MAX
 
-    def known(self, now: datetime) -> tuple[NoticeFact, ...]:
-        """What is known of every notice that may still count."""
-        facts = (as_fact(row) for row in self._newest.values())
-        return tuple(fact for fact in facts if may_count(fact, now))
+    def known(self, now: datetime, *, by_peers: bool | None = None) -> tuple[NoticeFact, ...]:
+        """What is known of every notice that may still count. `by_peers`: only of those that peers alone have told, or
+        only of the others."""
+        found = []
+        for row in self._newest.values():
+            fact, is_told = as_fact(row), row.told_in is not None
+            if is_told and now >= over_at(fact, told_in=row.told_in, recorded_at=row.recorded_at):
+                continue
+            if may_count(fact, now) and by_peers in (None, is_told):
+                found.append(fact)
+        return tuple(found)
+
+    def stands(self, fact: NoticeFact, now: datetime) -> bool:
+        """Whether the node itself has said something of this kind and source that counts: no peer knows better."""
+        row = self._row_of(fact)
+        return row is not None and row.told_in is None and is_open(as_fact(row), now)
+
+    def is_hearsay(self, fact: NoticeFact) -> bool:
+        """Whether only peers have said something of its kind and source."""
+        row = self._row_of(fact)
+        return row is not None and row.told_in is not None
+
+    def confirm(self, fact: NoticeFact, *, same_within: timedelta) -> bool:
+        """The node itself says what peers have said before; False where that is something else."""
+        row = self._row_of(fact)
+        if row is None or _as_said(fact, as_fact(row), same_within) != as_fact(row):
+            return False
+        row.told_in = None
+        return True
 
     def occurrence_of(self, notice: NoticeFact) -> int | None:
         """The number of the occurrence that the newest row of its notice belongs to, once that is written."""
         row = self._row_of(notice)
         return None if row is None else row.occurrence_id
 
-    def add(self, fact: NoticeFact, *, lease_id: int, now: datetime, same_within: timedelta = timedelta(0)) -> bool:
-        """As `record_notice`, which says what is what."""
+    def add(
+        self,
+        fact: NoticeFact,
+        *,
+        lease_id: int,
+        now: datetime,
+        same_within: timedelta = timedelta(0),
+        told_in: str | None = None,
+    ) -> bool:
+        """As `record_notice`, which says what is what. `told_in`: the job in which a peer said so."""
         newest = self._row_of(fact)
         known = None if newest is None else as_fact(newest)
         if known is not None:
@@ -74,6 +115,7 @@ class LeaseNotices:
             raw=notice.raw,
             event_id=notice.event_id,
             said_at=notice.said_utc,
+            told_in=told_in,
         )
         # The newest occurrence that it belongs to; its own if it is the first to announce the loss.
         same = [item for item in self._newest.values() if same_loss(as_fact(item), notice)]
@@ -157,6 +199,12 @@ def forget(session: Session, notice: NoticeFact, *, lease_id: int) -> None:
     _delete(session, lease_id, *same)
 
 
+def forget_hearsay(session: Session, notice: NoticeFact, *, lease_id: int) -> None:
+    """Delete what only peers have told of a notice's kind and source: the node itself says something else."""
+    is_told = NoticeRow.told_in.is_not(None)
+    _delete(session, lease_id, NoticeRow.kind == notice.kind.value, NoticeRow.source == notice.source, is_told)
+
+
 def forget_oldest(session: Session, *, lease_id: int, now: datetime) -> bool:
     """Of the lease's rows that say nothing any more, since a later one says more or their notice is over, keep the
     newest HISTORY_OF_LEASE_MAX. Whether some were deleted."""
@@ -215,6 +263,10 @@ def _aligned(known: NoticeFact, fact: NoticeFact, within: timedelta) -> NoticeFa
     return fact.model_copy(update={"first_seen_utc": known.first_seen_utc, "deadline_utc": deadline})
 
 
+def _as_said(fact: NoticeFact, known: NoticeFact, within: timedelta) -> NoticeFact:
+    return _aligned(known, fact, within).model_copy(update={"raw": known.raw})
+
+
 def drain_node(session: Session, node_id: str, *, in_s: float, now: datetime) -> None:
     """Have jobs leave the node within `in_s`, and keep it empty until that is undone. Raises 404, or 409 if the node is
     gone or is drained sooner already."""
@@ -243,6 +295,26 @@ def undo_drain(session: Session, node_id: str, *, now: datetime) -> None:
         raise conflict(f"node {node_id} is not drained")
     _take(session, lease, withdraw(known, now), now=now)
     wake_all(session, now=now)
+
+
+def end_notice(session: Session, number: int, *, now: datetime) -> tuple[NoticeFact, ...]:
+    """Take back what all channels say of the occurrence with this number, as if each did so itself. Returns the facts.
+    Raises 404, or 409 where the node is gone or the notice does not count any more."""
+    found = rows_of_occurrences(session, [number])
+    if not found:
+        raise not_found("notice", str(number))
+    node_id = found[0][1][0].node_id
+    lease = _lease_of(session, node_id)
+    counting = open_notices(session, now=now, node_ids=[node_id])
+    facts = tuple(withdraw(as_fact(row), now) for row in counting if row.occurrence_id == number)
+    if not facts:
+        raise conflict(f"notice {number}, of node {node_id}, does not count any more")
+    notices = notices_of_leases(session, [lease.lease_id])[lease.lease_id]
+    for fact in facts:
+        notices.add(fact, lease_id=lease.lease_id, now=now)
+    store_added(session, [notices])
+    tell_jobs(session, {node_id: True}, now=now)
+    return facts
 
 
 def _take(session: Session, lease: LeaseRow, fact: NoticeFact, *, now: datetime) -> None:

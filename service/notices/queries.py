@@ -13,8 +13,9 @@ from agent.protocol.notice_life import DRAIN, is_open
 from agent.protocol.sync import NoticeFact, NoticeKind
 from service.db.base import among
 from service.handoffs.tables import HandoffRow
+from service.jobs.tables import JobRow
 from service.leases.tables import LeaseRow
-from service.notices.rules import horizon
+from service.notices.rules import COUNTS_AT_MOST, PEERS_WORD_LASTS, horizon
 from service.notices.tables import NoticeRow
 from service.paging import Pages
 
@@ -158,6 +159,9 @@ def may_count(fact: NoticeFact, now: datetime) -> bool:
 
 def counts(since: Any) -> ColumnElement[bool]:
     """Whether the notice of a row may still count; null where it says no deadline and does not. `since`: the horizon,
-    or the parameter that will be."""
+    or the parameter that will be. What only peers have said ends with the job in which they said so."""
+    is_live = select(JobRow.job_id).where(JobRow.job_id == NoticeRow.told_in, JobRow.due_at.is_not(None)).exists()
+    is_new = NoticeRow.recorded_at - (COUNTS_AT_MOST - PEERS_WORD_LASTS) > since
     is_drain = (NoticeRow.source == DRAIN) & (NoticeRow.withdrawn_at.is_(None) | (NoticeRow.withdrawn_at > since))
-    return (NoticeRow.deadline_at > since) | (NoticeRow.first_seen_at > since) | is_drain
+    is_near = (NoticeRow.deadline_at > since) | (NoticeRow.first_seen_at > since) | is_drain
+    return is_near & (NoticeRow.told_in.is_(None) | (is_new & is_live))

@@ -4,7 +4,7 @@ A notice belongs to one lease of a node: the next machine under that name starts
 """
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from agent.protocol.notice_life import (
     DEADLINE_DRIFT,
@@ -33,9 +33,24 @@ NOTICES_OF_LEASE_MAX = 64
 """So many notices of one lease may count at a time, of those that agents tell. A node has a handful of sources."""
 
 
+PEERS_WORD_LASTS = timedelta(minutes=5)
+"""For so long counts what only other nodes of its job have said of a node: enough for one that could not say it itself.
+"""
+PEERS_WORDS_MAX = 8
+"""So many notices of one lease may peers tell that count at a time, beside those that the node tells itself."""
+COUNTS_AT_MOST = max(GRACE_AFTER_DEADLINE, WITHOUT_DEADLINE_LASTS)
+
+
 def horizon(now: datetime) -> datetime:
     """A notice whose deadline and first sight are both before this time is over."""
-    return now - max(GRACE_AFTER_DEADLINE, WITHOUT_DEADLINE_LASTS)
+    return now - COUNTS_AT_MOST
+
+
+def over_at(notice: NoticeFact, *, told_in: str | None, recorded_at: datetime) -> datetime:
+    """When a stored notice is over. `told_in`: the job in which peers told it, None where somebody who knows did.
+    `recorded_at`: when the service first heard of it."""
+    ends = ends_utc(notice)
+    return ends if told_in is None else min(ends, recorded_at + PEERS_WORD_LASTS)
 
 
 def takes_node(kind: NoticeKind) -> bool:
@@ -64,13 +79,15 @@ def withdrawn_by(source: SourceHealth, known: Iterable[NoticeFact], now: datetim
     )
 
 
-def gives_way(known: Iterable[NoticeFact], fact: NoticeFact, now: datetime) -> NoticeFact | None:
-    """Which notice of a lease must go if `fact` is told too, so that no more than NOTICES_OF_LEASE_MAX may count: the
-    one that presses least, which is `fact` itself unless it presses more than another. None where there is room, or
-    where `fact` says more of a notice that is `known` (all that may count). What the service itself was told is neither
-    counted nor goes."""
+def gives_way(
+    known: Iterable[NoticeFact], fact: NoticeFact, now: datetime, *, most: int = NOTICES_OF_LEASE_MAX
+) -> NoticeFact | None:
+    """Which notice of a lease must go if `fact` is told too, so that no more than `most` may count: the one that
+    presses least, which is `fact` itself unless it presses more than another. None where there is room, or where `fact`
+    says more of a notice that is `known` (all that may count). What the service itself was told is neither counted nor
+    goes."""
     told = [notice for notice in known if notice.source not in SAID_BY_SERVICE]
-    if len(told) < NOTICES_OF_LEASE_MAX or any(key_of(notice) == key_of(fact) for notice in told):
+    if len(told) < most or any(key_of(notice) == key_of(fact) for notice in told):
         return None
     least = max(told, key=lambda notice: _pressing(notice, now))
     return least if _pressing(fact, now) < _pressing(least, now) else fact

@@ -19,6 +19,7 @@ class NoticeRow(Base):
     known. `first_seen_at` tells a notice from the one before it; `recorded_at` is when the service first heard of it.
     `occurrence_id`: the first of the rows that announce the same loss, whoever said so. `job_ids`: the jobs that the
     node worked for when this row, or one before it of the same notice, was stored, but for what withdraws it.
+    `told_in`: only another node of this job has said so, and neither the node itself nor its cloud; null otherwise.
     """
 
     __tablename__ = "notices"
@@ -63,3 +64,4 @@ class NoticeRow(Base):
     said_at: Mapped[datetime | None] = mapped_column(default=None)
     occurrence_id: Mapped[int | None] = mapped_column(default=None)
     job_ids: Mapped[JsonList] = mapped_column(default=list)
+    told_in: Mapped[str | None] = mapped_column(default=None)

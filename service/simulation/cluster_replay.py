@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from math import inf
 from random import Random
 
-from agent.protocol.notice_life import Notices
+from agent.protocol.notice_life import Notices, key_of
 from agent.protocol.sync import NoticeFact, NoticeKind
 from service.ledger.tables import Cause
 from service.policy.hazard import ChangeEvents
@@ -214,7 +214,7 @@ class ClusterReplay:
         self._losses.count(step.begin_s, len(victims))
         for notice in self._notices.all():
             if notice.node_id in victims:
-                self._notices.drop((notice.node_id, notice.kind, notice.source))
+                self._notices.drop(key_of(notice))
         self._leaving -= set(victims)
 
     def _draw(self, index: int, count: int, besides: tuple[str, ...] = ()) -> tuple[str, ...]:

@@ -149,7 +149,8 @@ def _parts_by_slot(intake: Intake, node_id: str, steps: Iterable[StepRow]) -> di
     found: dict[int, list[Part]] = {}
     for (job_id, slot), made in times.items():
         parts = parts_of(job_id, made, lambda generation, job_id=job_id: _origin(intake, job_id, generation))
-        after = found[slot][-1].ends_at if slot in found else parts[0].starts_at if parts else intake.now
+        begun_at = intake.jobs[job_id].created_at
+        after = max(begun_at, found[slot][-1].ends_at) if slot in found else begun_at
         found.setdefault(slot, []).extend(clipped(parts, after=after, until=intake.now))
     return {slot: parts for slot, parts in found.items() if parts}
 

@@ -13,6 +13,7 @@ from service.handoffs.tables import HandoffRow
 from service.jobs.grants import Standing
 from service.jobs.tables import GenerationRow, JobMemberRow, JobRow
 from service.nodes.tables import NodeRow
+from service.sync.reach import Reach
 from service.sync.rights import JobFacts, KnownWorld, Seats, seats_of
 
 WORLDS_KEPT_MAX = 1_000
@@ -105,9 +106,23 @@ class Intake:
             active=job.active_generation,
             world=lambda number: self.world(job.job_id, number),
             checkpoints=place["path"] if place is not None else None,
-            last_step=int(job.spec["stop"]["steps"]),
             is_member=lambda node_id: job.job_id in self.jobs_of(node_id),
         )
+
+    def reaches(self) -> dict[str, Reach]:
+        """What the agents of each of the jobs can have reached by now."""
+        return {
+            job_id: Reach.of(
+                next_generation=job.next_generation,
+                active_generation=job.active_generation,
+                checkpoints_asked=job.checkpoints_asked,
+                # The end may have been brought nearer since a step was made.
+                last_step=max(int(job.spec["stop"]["steps"]), job.highest_step),
+                since=job.created_at,
+                now=self.now,
+            )
+            for job_id, job in self.jobs.items()
+        }
 
     def refuse(self, part: str, key: object, reason: str) -> None:
         """Reject this part. The agent gets the refusal once and must not send the part again."""
@@ -115,8 +130,8 @@ class Intake:
             self.refusals.append(Refusal(part=part, key=fitting(str(key), NAME_CHARS_MAX), reason=fitting(reason)))
 
     def overstep(self, part: str, target: str, key: object, reason: str) -> None:
-        """Reject this part, since the node has no right to say it. `target`: the job, or the node where the job is not
-        one of its own."""
+        """Reject this part, since the node has no right to say it. `target`: the job, or the reporting node where the
+        job is not one of its own: never what only the report names, for the audit log notes each target."""
         self.refuse(part, key, reason)
         self.overstepped.setdefault((part, target), f"{key}: {reason}")
 

@@ -33,19 +33,33 @@ from service.ledger.tables import Cause
 from service.nodes.operations import lock_node, note_answers, skew_of, store_node
 from service.nodes.skew import SAME_WITHIN, in_service_time, off_by
 from service.nodes.tables import NodeRow, NodeState
-from service.notices.operations import LeaseNotices, forget, forget_oldest, notices_of_leases, store_added
+from service.notices.operations import (
+    LeaseNotices,
+    forget,
+    forget_hearsay,
+    forget_oldest,
+    notices_of_leases,
+    store_added,
+)
 from service.notices.queries import known_of_lease
-from service.notices.rules import NOTICES_OF_LEASE_MAX, SAID_BY_SERVICE, gives_way, same_loss, withdrawn_by
+from service.notices.rules import (
+    NOTICES_OF_LEASE_MAX,
+    PEERS_WORDS_MAX,
+    SAID_BY_SERVICE,
+    gives_way,
+    same_loss,
+    withdrawn_by,
+)
 from service.peer_keys.operations import note_keeps
 from service.sync.accounts import account, spent_now
 from service.sync.facts import store_facts
 from service.sync.intake import Intake
-from service.sync.reach import Reach, within_reach
+from service.sync.reach import within_reach
 from service.sync.reading import Reading
 from service.sync.sifting import keep_granted, note_oversteps, sift, take_mirrors
 from service.tokens.operations import Caller, check_still_valid
 
-_TOO_MANY = f"at most {NOTICES_OF_LEASE_MAX} notices of a node count at a time, and others press more"
+_TOO_MANY = "at most {} notices of a node count at a time, and others press more"
 
 
 def apply_report(
@@ -88,7 +102,7 @@ def apply_report(
         if node.notice_source != source_before and info.notice_source is not None:
             known = known_of_lease(session, lease.lease_id, now=now)
             notices += withdrawn_by(info.notice_source, known, now)
-    _take_out_of_reach(intake)
+    intake.keep(within_reach(intake.report, intake.reaches(), intake.refuse))
     note_answers(session, intake.report, now=now)
     take_mirrors(intake)
     _store_declined(intake)
@@ -155,22 +169,15 @@ def _measure_clock(node: NodeRow, report: SyncReport, arrived: datetime) -> time
     return off_by(skew.ahead_s)
 
 
-def _take_out_of_reach(intake: Intake) -> None:
-    reach = {
-        job_id: Reach.of(next_generation=job.next_generation, checkpoints_asked=job.checkpoints_asked)
-        for job_id, job in intake.jobs.items()
-    }
-    intake.keep(within_reach(intake.report, reach, intake.refuse))
-
-
 def _store_notices(intake: Intake, lease: LeaseRow, facts: tuple[NoticeFact, ...]) -> None:
     by_lease: dict[int, LeaseNotices] = {}
     leases: dict[int, LeaseRow] = {}
     for fact in facts:
         if fact.source in SAID_BY_SERVICE:
             continue
-        found = lease if fact.node_id == intake.node.node_id else _lease_of_peer(intake, fact)
-        is_exact = found is lease and not off_by(intake.node.clock_ahead_s)
+        is_own = fact.node_id == intake.node.node_id
+        found, told_in = (lease, None) if is_own else _lease_of_peer(intake, fact)
+        is_exact = is_own and not off_by(intake.node.clock_ahead_s)
         same_within = timedelta(0) if is_exact else SAME_WITHIN
         if found is None:
             continue
@@ -178,17 +185,26 @@ def _store_notices(intake: Intake, lease: LeaseRow, facts: tuple[NoticeFact, ...
             by_lease[found.lease_id] = _notices_of(intake, found)
             leases[found.lease_id] = found
         notices = by_lease[found.lease_id]
-        known = notices.known(intake.now)
-        least = gives_way(known, fact, intake.now)
+        if not is_own and notices.stands(fact, intake.now):
+            continue
+        if is_own and notices.is_hearsay(fact):
+            if notices.confirm(fact, same_within=same_within):
+                _change_orders_of(intake, fact.node_id)
+                continue
+            forget_hearsay(intake.session, fact, lease_id=found.lease_id)
+            notices = by_lease[found.lease_id] = _notices_of(intake, found)
+        most = PEERS_WORDS_MAX if told_in else NOTICES_OF_LEASE_MAX
+        least = gives_way(notices.known(intake.now, by_peers=not is_own), fact, intake.now, most=most)
         if least is not None:
-            intake.refuse("notices", f"{least.node_id}/{least.kind}/{least.source}", _TOO_MANY)
+            intake.refuse("notices", f"{least.node_id}/{least.kind}/{least.source}", _TOO_MANY.format(most))
         if least is fact:
             continue
         if least is not None:
             forget(intake.session, least, lease_id=found.lease_id)
             notices = by_lease[found.lease_id] = _notices_of(intake, found)
+        known = notices.known(intake.now)
         is_first = not any(item.source != fact.source and same_loss(item, fact) for item in known)
-        if notices.add(fact, lease_id=found.lease_id, now=intake.now, same_within=same_within):
+        if notices.add(fact, lease_id=found.lease_id, now=intake.now, same_within=same_within, told_in=told_in):
             store_added(intake.session, [notices])
             occurrence = notices.occurrence_of(fact)
             hear_from_agent(intake.session, fact, found, occurrence, is_first=is_first, now=intake.now)
@@ -208,24 +224,25 @@ def _change_orders_of(intake: Intake, node_id: str) -> None:
     intake.described |= intake.jobs_of(node_id) & intake.jobs.keys()
 
 
-def _lease_of_peer(intake: Intake, fact: NoticeFact) -> LeaseRow | None:
-    """The lease of another node of a job of the reporting one: it passes on what that node's agent told it, in case
-    that agent was gone before the service heard of it. None, and the fact is refused, for any other node, and for a
-    withdrawal, which is the node's own to report. The job is locked, so that all who report this wait for each other.
-    """
+def _lease_of_peer(intake: Intake, fact: NoticeFact) -> tuple[LeaseRow | None, str | None]:
+    """The lease of another node of a job of the reporting one, and that job: it passes on what that node's agent told
+    it, in case that agent was gone before the service heard of it. None, and the fact is refused, for any other node,
+    and for a withdrawal, which is the node's own to report. The job is locked, so that all who report this wait for
+    each other."""
     session, own = intake.session, intake.node.node_id
     working = select(JobMemberRow).where(JobMemberRow.job_id.in_(intake.jobs), JobMemberRow.role != MemberRole.SPARE)
     shared = session.scalars(working.where(JobMemberRow.node_id == fact.node_id).limit(1)).one_or_none()
     if shared is None or not _works_for(intake, shared.job_id):
         reason = f"agent of {own} may report notices of its own and its jobs' nodes only"
-        intake.overstep("notices", fact.node_id, fact.node_id, reason)
+        intake.overstep("notices", own, fact.node_id, reason)
     elif fact.withdrawn_utc is not None:
         intake.refuse("notices", fact.node_id, f"a withdrawal is reported by {fact.node_id} itself")
     else:
         lease = open_lease(session, fact.node_id)
         # One of the machine that had this name before does not count.
-        return lease if lease is not None and fact.first_seen_utc >= lease.started_at else None
-    return None
+        if lease is not None and fact.first_seen_utc >= lease.started_at:
+            return lease, shared.job_id
+    return None, None
 
 
 def _works_for(intake: Intake, job_id: str) -> bool:

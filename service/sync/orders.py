@@ -13,7 +13,7 @@ from sqlalchemy import Text, and_, cast, select, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from agent.protocol.notice_life import DRAIN, bars_ranks, ends_utc, key_of
+from agent.protocol.notice_life import DRAIN, bars_ranks, key_of
 from agent.protocol.sync import (
     PROBES_MAX,
     DesiredState,
@@ -40,7 +40,7 @@ from service.jobs.queries import LIST_MAX, job_file_of, roster_of
 from service.jobs.tables import GenerationRow, JobRow, JobState, SourceKind
 from service.nodes.tables import NodeState
 from service.notices.queries import as_fact
-from service.notices.rules import horizon
+from service.notices.rules import horizon, over_at
 from service.problems import field_problems
 
 PROBING_NODES = 3
@@ -74,7 +74,7 @@ _MEMBERS = text(
     """
     SELECT members.job_id, nodes.node_id, nodes.peer_url, nodes.state, nodes.slots, notices.notice_id, notices.kind,
            notices.source, notices.deadline_at, notices.first_seen_at, notices.withdrawn_at, notices.raw,
-           notices.event_id, notices.said_at
+           notices.event_id, notices.said_at, notices.told_in, notices.recorded_at
       FROM (SELECT job_id, node_id FROM job_members WHERE job_id = ANY(CAST(:job_ids AS text[]))
             UNION ALL SELECT * FROM unnest(CAST(:namers AS text[]), CAST(:named AS text[]))) AS members
       JOIN nodes ON nodes.node_id = members.node_id
@@ -98,13 +98,14 @@ _LAYOUTS: Parsed[LayoutByCount] = Parsed(
 @dataclass(slots=True)
 class Neighbour:
     """A node as the orders of its job describe it, with its notices: also withdrawn ones, so that whoever was told of
-    them hears that they do not count any more. What is over is in no order."""
+    them hears that they do not count any more. What is over is in no order; `changes_at`: when the first of them is."""
 
     node_id: str
     peer_url: str
     state: str
     slots: int
     notices: list[NoticeFact] = field(default_factory=list)
+    changes_at: datetime | None = None
 
 
 _Nodes = dict[str, Neighbour]
@@ -240,7 +241,7 @@ def _made(
         order,
         ready=tuple(sorted(name for name, node in nodes.items() if node.state == NodeState.READY)[:PROBING_NODES]),
         silent=tuple(sorted(name for name, node in nodes.items() if node.state == NodeState.SILENT)[:PROBES_MAX]),
-        changes_at=min((ends_utc(fact) for fact in noticed), default=None),
+        changes_at=min((node.changes_at for node in nodes.values() if node.changes_at is not None), default=None),
     )
 
 
@@ -261,8 +262,13 @@ def _members(session: Session, whose: dict[str, list[str]], *, now: datetime) ->
         nodes = found[row.job_id]
         if row.node_id not in nodes:
             nodes[row.node_id] = Neighbour(row.node_id, row.peer_url, row.state, row.slots)
-        if row.kind is not None and now < ends_utc(fact := as_fact(row)):
-            nodes[row.node_id].notices.append(fact)
+        if row.kind is None:
+            continue
+        fact, node = as_fact(row), nodes[row.node_id]
+        ends = over_at(fact, told_in=row.told_in, recorded_at=row.recorded_at)
+        if now < ends:
+            node.notices.append(fact)
+            node.changes_at = min(ends, node.changes_at or ends)
     return found
 
 

@@ -49,7 +49,6 @@ class JobFacts:
     active: int | None
     world: Callable[[int], KnownWorld | None]
     checkpoints: str | None
-    last_step: int
     is_member: Callable[[str], bool]
 
 
@@ -73,10 +72,8 @@ TAKE = Ruling(Treatment.TAKE)
 
 def ruling(part: str, item: Any, node_id: str, job: JobFacts) -> Ruling:
     """Whether this node may say this of this job."""
-    if part == "checkpoints" and (wrong := _checkpoint_rule(item.path, item.step, job)):
+    if part == "checkpoints" and (wrong := _checkpoint_rule(item.path, job)):
         return Ruling(Treatment.REFUSE, wrong)
-    if part == "metrics" and item.step > job.last_step:
-        return Ruling(Treatment.REFUSE, f"step {item.step} is after the last step, {job.last_step}")
     world = job.world(item.generation)
     if world is None:
         why = f"generation {item.generation} is not known here yet"
@@ -108,13 +105,12 @@ def _of_another(part: str, item: Any, node_id: str, world: KnownWorld, job: JobF
     return Ruling(Treatment.HOLD, f"no world of node {node_id} is known here yet") if job.is_member(node_id) else wrong
 
 
-def _checkpoint_rule(path: str, step: int, job: JobFacts) -> str:
+def _checkpoint_rule(path: str, job: JobFacts) -> str:
     if job.checkpoints is None:
         return "the job file names no place for checkpoints"
     found = PurePosixPath(path)
-    if PurePosixPath(job.checkpoints) not in found.parents or ".." in found.parts:
-        return f"path must be below {job.checkpoints}, the place that the job file names"
-    return f"step {step} is after the last step, {job.last_step}" if step > job.last_step else ""
+    is_below = PurePosixPath(job.checkpoints) in found.parents and ".." not in found.parts
+    return "" if is_below else f"path must be below {job.checkpoints}, the place that the job file names"
 
 
 def mirror_ruling(

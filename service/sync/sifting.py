@@ -24,6 +24,7 @@ from service.notices.queries import as_fact, open_notices
 from service.sync.facts import Facts
 from service.sync.held import Fact, drop, fact_of, hold, waiting
 from service.sync.intake import Intake, key_of
+from service.sync.reach import within_reach
 from service.sync.rights import HOLDS, JobFacts, Ruling, Treatment, mirror_ruling, ruling
 from service.tokens.operations import Caller
 
@@ -115,7 +116,10 @@ def sift(intake: Intake) -> Facts:
 
 
 def is_all_taken(intake: Intake) -> bool:
-    """Whether the node may say all this, and nothing of it has to wait. Of ranks, steps, logs and metrics."""
+    """Whether the node may say all this, can have reached it, and nothing of it has to wait. Of ranks, steps, logs and
+    metrics."""
+    if within_reach(intake.report, intake.reaches(), lambda *_: None) is not intake.report:
+        return False
     known = {job_id: intake.facts_of(job) for job_id, job in intake.jobs.items()}
     node_id, report = intake.node.node_id, intake.report
     parts = ("ranks", "steps", "logs", "metrics")

@@ -4,8 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liver_core.handoff.generations import PLACES, StartWait, next_handoff, next_start, start_of, start_wait, unfenced
+from liver_core.handoff.generations import (
+    PLACES,
+    STARTS_AHEAD_MAX,
+    StartWait,
+    last_after,
+    may_replace,
+    next_handoff,
+    next_start,
+    start_of,
+    start_wait,
+    unfenced,
+)
 from liver_core.layout import Member
+from liver_core.layout.limits import GENERATION_MAX
 
 STEPS = st.lists(
     st.tuples(st.sampled_from(["start", "handoff", "agents hear", "agents fence", "agents switch", "service hears"])),
@@ -61,6 +73,15 @@ def test_a_start_runs_out_of_numbers_and_takes_none_of_the_next(highest: int):
     assert next_handoff(highest - 1, highest - 1) == highest
     assert next_handoff(highest, highest - 1) is None
     assert next_start(highest) == highest + 2
+
+
+def test_a_start_that_replaces_another_has_a_number_that_the_service_can_have_reached():
+    last = 1 + (2 + STARTS_AHEAD_MAX) * PLACES
+    assert last_after(2 * PLACES + 7) == last
+    for newer in (3 * PLACES + 1, last):
+        assert may_replace(newer, 2 * PLACES + 7)
+    for other in (1, 2 * PLACES + 1, 3 * PLACES, 3 * PLACES + 2, last + PLACES, GENERATION_MAX):
+        assert not may_replace(other, 2 * PLACES + 7)
 
 
 @pytest.mark.parametrize("heard", [PLACES, PLACES + 1, PLACES + 7])

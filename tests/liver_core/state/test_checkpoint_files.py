@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from liver_core.state.checkpoint_files import COMPLETE_FILE, SMALL_STATE_FILE, announce_start, whole_or_later
+from liver_core.state.checkpoint_files import (
+    COMPLETE_FILE,
+    SMALL_STATE_FILE,
+    NewerStart,
+    announce_start,
+    is_replaced_by,
+    starts_in,
+    whole_or_later,
+)
 
 
 def made(folder: Path, *steps: int, lacks: str = "") -> None:
@@ -42,3 +50,14 @@ def test_only_where_the_job_itself_writes_and_only_by_our_own_names(tmp_path: Pa
     assert taken(tmp_path, 10) == 20
     elsewhere = str(tmp_path / "iter_0000010")
     assert whole_or_later(elsewhere, "job") == elsewhere
+
+
+@pytest.mark.parametrize("number", [2**53 - 1, 10**30, 200_000, 200_002, 20_000 * 100_000 + 1])
+def test_a_file_with_a_number_that_no_start_can_have_stops_none(tmp_path: Path, number: int) -> None:
+    (tmp_path / f".started-job.{number}").touch()
+    announce_start(tmp_path, "job", 100_001)
+    assert not is_replaced_by(starts_in(tmp_path, "job"), 100_001)
+    announce_start(tmp_path, "job", 300_001)
+    with pytest.raises(NewerStart) as raised:
+        announce_start(tmp_path, "job", 200_001)
+    assert raised.value.generation == 300_001

@@ -198,6 +198,16 @@ def test_a_node_is_drained_until_that_is_undone(fleet: Fleet):
     assert "there is no node 'node-x'" in fleet.piped("nodes", "drain", "node-x").stderr
 
 
+def test_a_notice_is_ended_by_its_number(fleet: Fleet):
+    agent = fleet.agents["node-b"]
+    agent.sync(ranks=(agent.rank(agent.job_order(), step=3),), notices=(agent.notice(deadline_s=7_200),))
+    listed = fleet.piped("notices", "list", "--node", "node-b").stdout.splitlines()
+    number = listed[1].split("\t")[0]
+    assert "withdrawn" in fleet.piped("notices", "end", number).stdout
+    again = fleet.piped("notices", "end", number)
+    assert again.returncode == 1 and "does not count any more" in again.stderr
+
+
 def test_the_numbers_of_a_job_are_a_table_csv_and_json(fleet: Fleet):
     lead = fleet.agents["node-b"]
     said = [{"loss": 5.0, "learning_rate": 1e-4}, {"loss": None, "learning_rate": 2e-4, "own/score": 0.25}]

@@ -13,7 +13,8 @@ from service.leases.tables import LeaseRow
 from service.ledger.tables import IntervalRow
 from service.nodes.operations import mark_gone
 from service.nodes.tables import NodeRow
-from tests.service.fake_agent import mirror, roster, step_row
+from service.reconcilers import jobs
+from tests.service.fake_agent import JOB, mirror, roster, step_row
 
 
 @pytest.fixture
@@ -168,6 +169,32 @@ def test_nodes_of_worlds_that_came_and_went_without_the_service_are_accounted_by
     causes = client.get("/api/v1/ledger", params={"job_id": job_id}).json()["causes"]
     found = {item["cause"]: item["slot_seconds"] for item in causes}
     assert found["pause"] == 2 * 0.25 + 2 * 0.5
+
+
+def test_no_step_and_no_pause_takes_time_from_before_its_job(client, context, make_agent, clock, book):
+    agents = make_agent("a"), make_agent("b")
+    for agent in agents:
+        agent.sync()
+    clock.advance(8)
+    job_id = client.post("/api/v1/jobs", json=JOB).json()["job_id"]
+    for seconds in (0, 3):
+        clock.advance(seconds)
+        for agent in agents:
+            agent.sync()
+        jobs.tick(context)
+    a, b = agents
+    for agent in agents:
+        agent.sync()
+    long = step_row(job_id, 1, 1, clock(), seconds=7.5), step_row(job_id, 1, 2, clock(), seconds=1e9)
+    (refusal,) = a.sync(ranks=(a.rank(a.job_order(), step=1),), steps=long).refusals
+    assert refusal.reason == "seconds: nothing of the job took 1e+09 s, it was submitted 3 s ago"
+    assert book("a")[0] == (0, 0, "idle", 8.0)
+    second, measures = roster(job_id, 2, ParallelLayout(pp=2), "a", "b"), HandoffMeasures(pause_s=7.5)
+    b.sync(handoffs=(mirror(a.roster(), second, clock(), measures=measures),))
+    assert book("b") == [(0, 0, "idle", 11.0)]
+    with context.sessions() as session:
+        due = [sum(lease.pauses_due.values()) for lease in session.scalars(select(LeaseRow)).all()]
+    assert max(due) <= 3.0, "no later time pays for a pause that is longer than the start has lasted"
 
 
 def test_a_started_world_has_worked_only_from_the_begin_of_its_first_step(running, clock, book):

@@ -13,7 +13,7 @@ from liver_core.layout.limits import COUNT_MAX
 from service.jobs.tables import JobRow, JobStepRow
 from service.nodes.tables import NodeRow
 from service.reconcilers import jobs
-from service.sync.reach import GENERATIONS_AHEAD_MAX, Reach
+from service.sync.reach import GENERATIONS_AHEAD_MAX
 from tests.service.fake_agent import FakeAgent, mirror, roster, step_row
 
 
@@ -159,13 +159,6 @@ def test_a_generation_that_no_agent_can_have_made_bricks_no_job(running, context
     with context.sessions() as session:
         assert session.scalars(select(JobStepRow.generation)).all() == [1]
         assert [rank["generation"] for rank in session.get_one(NodeRow, "a").ranks] == [1]
-
-
-def test_agents_reach_the_places_of_the_newest_start_only():
-    assert Reach.of(next_generation=1, checkpoints_asked=0).generation == 1 + GENERATIONS_AHEAD_MAX
-    assert Reach.of(next_generation=PLACES - 5, checkpoints_asked=0).generation == PLACES - 1
-    assert Reach.of(next_generation=PLACES, checkpoints_asked=0).generation == PLACES - 1
-    assert Reach.of(next_generation=PLACES + 2, checkpoints_asked=0).generation == PLACES + 2 + GENERATIONS_AHEAD_MAX
 
 
 def test_a_handoff_that_is_not_after_its_parent_is_refused(running, clock):

@@ -18,6 +18,7 @@ ACTS = [
     ("POST", "/api/v1/jobs/x/rotate-key", None),
     ("POST", "/api/v1/nodes/a/drain", {"in_s": 60}),
     ("POST", "/api/v1/nodes/a/undrain", None),
+    ("POST", "/api/v1/notices/1/end", None),
     ("PUT", "/api/v1/pools/p/price", {"price_usd_per_hour": 1.0}),
 ]
 RULES = [
