@@ -13,6 +13,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from agent.protocol.errors import FieldProblem
 from agent.protocol.jobfile import ENTRYPOINT_PATTERN, EXAMPLE, LAYOUT_PATTERN, REFERENCE_TAG, TEXT_TAG, JobFile
 from agent.protocol.plain_rules import RULE_CHARS_MAX, rule_in_words
+from liver_core import PACKAGES
 
 SECRET_PLACES = ("environment", "args")
 SHOWN_CHARS_MAX = 80
@@ -38,9 +39,13 @@ def check_job_file(content: object) -> JobFile:
         raise JobFileError((FieldProblem(field="(whole)", rule=f"must be a mapping of fields, is {kind}"),))
     try:
         # As JSON, where a list is a tuple and a time is text, but "1" is not 1.
-        return JobFile.model_validate_json(_JSON.dump_json(content), strict=True)
+        found = JobFile.model_validate_json(_JSON.dump_json(content), strict=True)
     except ValidationError as error:
         raise JobFileError(tuple(_problem(item) for item in error.errors()[:PROBLEMS_MAX])) from None
+    if (top := re.split(r"[.:]", found.entrypoint)[0]) in PACKAGES and top != "liver_core":
+        rule = f"must not begin with {top}: it is the name of a package of LiveR, which ranks import in its place"
+        raise JobFileError((FieldProblem(field="entrypoint", rule=f"{rule}; rename yours"),))
+    return found
 
 
 def _problem(item: Mapping[str, Any]) -> FieldProblem:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from liver_core import PACKAGES
 from liver_core.training.job import TrainingJob
 
 CONSTRUCTOR = "(args, *, global_batch, micro_batch, seed)"
@@ -37,13 +38,24 @@ def load_job(
 
 
 def import_user_module(entrypoint: str, workdir: str | None = None) -> ModuleType:
-    """The module before the colon; `workdir` comes first on Python's path."""
+    """The module before the colon; `workdir` comes first on Python's path. Raises EntrypointError, also where it asks
+    for a package that is named like one of LiveR."""
     name = entrypoint.partition(":")[0]
+    if (top := name.partition(".")[0]) in PACKAGES and top != "liver_core":
+        raise EntrypointError(f"entrypoint: {_is_ours(top)}")
     if workdir is not None and workdir not in sys.path:
         sys.path.insert(0, workdir)
     try:
-        return importlib.import_module(name)
+        found = importlib.import_module(name)
+        check_names()
+    except EntrypointError:
+        raise
     except Exception as error:
+        wanted = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+        if wanted in PACKAGES and not name.startswith("liver_core."):
+            raise EntrypointError(
+                f"entrypoint: importing {name} failed: {_is_ours(wanted)}: {in_user_code(error)}"
+            ) from error
         if (
             isinstance(error, ModuleNotFoundError)
             and error.name is not None
@@ -53,6 +65,21 @@ def import_user_module(entrypoint: str, workdir: str | None = None) -> ModuleTyp
             fix = "set workdir to its folder, or install it" if workdir is None else "name a module that is there"
             raise EntrypointError(f"entrypoint: there is no module {error.name} {where}; {fix}") from error
         raise EntrypointError(f"entrypoint: importing {name} failed: {in_user_code(error)}") from error
+    return found
+
+
+def check_names() -> None:
+    """Raise EntrypointError if this process has imported a package that is named like one of LiveR and is another."""
+    for name in PACKAGES:
+        module = sys.modules.get(name)
+        places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
+        place = next((each for each in places if each), None)
+        if place is not None and not f"{place}/".startswith(f"{_ROOT}{name}/"):
+            raise EntrypointError(f"entrypoint: {place}: {_is_ours(name)}")
+
+
+def _is_ours(name: str) -> str:
+    return f"{name} is the name of a package of LiveR, which ranks import in its place; rename yours"
 
 
 def find_class(module: ModuleType, entrypoint: str) -> Callable[..., Any]:
@@ -111,7 +138,8 @@ def in_user_code(error: BaseException) -> str:
     return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
 
 
-_OURS = __file__.rpartition("/liver_core/")[0] + "/liver_core/"
+_ROOT = __file__.rpartition("/liver_core/")[0] + "/"
+_OURS = _ROOT + "liver_core/"
 
 
 def _is_users(path: str) -> bool:

@@ -9,7 +9,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,9 +26,10 @@ from liver_core.state.replay_check import check_replay
 from liver_core.state.step_counts import UnsupportedState
 from liver_core.streaming.header import HeaderError
 from liver_core.training.cursor import DataCursor
-from liver_core.training.entrypoint import find_class, import_user_module, make_job
+from liver_core.training.entrypoint import check_names, find_class, import_user_module, make_job
 from liver_core.training.job import StepResult, TrainingJob
-from liver_core.trial.findings import Finding, Findings, missing, ok, warning
+from liver_core.trial.findings import Finding, Findings, missing, ok, raised, warning
+from liver_core.trial.layout_choice import USUAL, build_one_rank, choose
 from liver_core.trial.trial_world import TrialStep, TrialWorld
 
 ONE_RANK = ParallelLayout()
@@ -41,7 +42,8 @@ _FURTHER_AXES = ("cp", "vpp", "ep", "etp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPlan:
-    """What the command reads from a job file. `layouts`: those that it names; `layout`: try the job in this one too."""
+    """What the command reads from a job file. `layouts`: those that it names; `layout`: try the job in this
+    one too, and where it is empty in the one that `choose` finds."""
 
     entrypoint: str
     args: dict[str, Any]
@@ -65,14 +67,15 @@ class TrialPlan:
 
 
 class JobTrial:
-    """One plan. `run` makes all checks; `steps` is what the job's own steps gave, `draws` whether they
-    use random numbers."""
+    """One plan. `run` makes all checks; `steps` is what the job's own steps gave, `draws` whether they use random
+    numbers, `layout` the one in which to run it once more; empty if there is none."""
 
     def __init__(self, plan: TrialPlan, findings: Findings) -> None:
         self.plan = plan
         self.findings = findings
         self.steps: list[TrialStep] = []
         self.draws = False
+        self.layout = plan.layout
         self._worlds = 0
         self._made: TrainingJob | None = None
         self._first: TrialWorld | None = None
@@ -107,6 +110,7 @@ class JobTrial:
             ("optimizer", self._optimizer, True),
             ("parameters", self._parameters, True),
             ("layouts", self._layouts, False),
+            ("builds", self._builds, False),
             *starts,
             ("warm_up", self._warm_up, True),
             ("initial values", self._initial_values, True),
@@ -119,6 +123,7 @@ class JobTrial:
             ("same seed", self._same_seed, False),
             ("checkpoint", self._checkpoint, False),
             ("on_step", self._hooks, False),
+            ("imports", self._imports, False),
         ]
 
     @property
@@ -193,6 +198,25 @@ class JobTrial:
             problems = "; ".join(f"{text}: {why}" for text, why in refusals.items())
             return missing(f"layouts: {problems}", supported=[text for text in named if text not in refusals])
         return ok(f"{', '.join(named) or 'none named: all that divide the model'}", supported=list(named))
+
+    def _builds(self) -> Finding:
+        """One rank of each layout that can run, and the choice of the one that is run."""
+        named = {ParallelLayout.parse(text): text for text in self.plan.layouts or USUAL}
+        tried = [text for layout, text in named.items() if layout != ONE_RANK and not self._refusal(text)]
+        self.layout = self.plan.layout or choose(tried, processors=len(os.sched_getaffinity(0)))
+        problems: list[Finding] = []
+        for text in tried:
+            self._worlds += 1
+            try:
+                build_one_rank(self._job, ParallelLayout.parse(text), name=f"try-{self._worlds}")
+            except Exception as error:
+                # The user's code may raise anything.
+                found = raised(error)
+                problems.append(replace(found, text=f"{text}: {found.text}"))
+        self.findings.say({"built": tried, "ran": ["TP1"]})
+        if problems:
+            return replace(problems[0], text="; ".join(each.text for each in problems))
+        return ok(f"one rank of each of {', '.join(tried)}" if tried else "no layout of several ranks can run")
 
     def _refusal(self, text: str) -> str:
         """Why the job cannot run on this layout, or nothing."""
@@ -401,6 +425,11 @@ class JobTrial:
         if longest > HOOK_SHARE * step_s:
             return warning(f"{text}; every step takes that much longer, so keep it short")
         return ok(text)
+
+    def _imports(self) -> Finding:
+        """What is imported late counts too."""
+        check_names()
+        return ok("none has the name of a package of LiveR")
 
     @property
     def _step_s(self) -> float:

@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 
@@ -23,7 +24,9 @@ def main() -> int:
     os.dup2(2, 1)
     timeout_s = content.pop("timeout_s")
     _prepare()
-    from liver_core.trial.findings import Findings
+    from liver_core.layout import ParallelLayout
+    from liver_core.trial.findings import Findings, warning
+    from liver_core.trial.layout_choice import RANKS_MAX
     from liver_core.trial.other_layout import fork, try_layout
     from liver_core.trial.single_process import ONE_RANK, TrialPlan
 
@@ -41,9 +44,17 @@ def main() -> int:
             output.write(json.dumps({"died": -code}) + "\n")
         return 1
     findings = Findings(output.write)
-    if plan.layout != str(ONE_RANK):
+    layout = expected["layout"]
+    if not layout:
+        text = f"none was run: no layout of several ranks can run in {RANKS_MAX} processes here; --layout names one"
+        findings.add("other layout", warning(text))
+    elif ParallelLayout.parse(layout) != ONE_RANK:
+        findings.say({"started": "other layout"})
         left_s = timeout_s - (time.monotonic() - started)
-        findings.add("other layout", try_layout(plan, expected, timeout_s=max(1.0, left_s - 2.0)))
+        findings.add(
+            "other layout", try_layout(replace(plan, layout=layout), expected, timeout_s=max(1.0, left_s - 2.0))
+        )
+        findings.say({"ran": ["TP1", layout]})
     return int(expected["missing"] or findings.any_missing)
 
 
@@ -57,7 +68,8 @@ def _one_process(plan: Any, writing: int, write: Callable[[str], Any]) -> None:
     trial = JobTrial(plan, findings)
     if trial.run():
         steps = {"losses": [step.loss for step in trial.steps], "norms": [step.norm for step in trial.steps]}
-        os.write(writing, json.dumps({"missing": findings.any_missing, "draws": trial.draws, **steps}).encode() + b"\n")
+        told = {"missing": findings.any_missing, "draws": trial.draws, "layout": trial.layout, **steps}
+        os.write(writing, json.dumps(told).encode() + b"\n")
 
 
 def _prepare() -> None:

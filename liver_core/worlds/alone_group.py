@@ -66,43 +66,43 @@ class AloneGroup(_ProcessGroup):
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         """One list of one output for each input."""
-        return _copied([output for (output,) in outputs], inputs)
+        return copied([output for (output,) in outputs], inputs)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         """As `allgather`."""
-        return _copied([output for (output,) in outputs], inputs)
+        return copied([output for (output,) in outputs], inputs)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         """One list of one input for each output."""
-        return _copied(outputs, [source for (source,) in inputs])
+        return copied(outputs, [source for (source,) in inputs])
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         """As `scatter`."""
-        return _copied(outputs, [source for (source,) in inputs], opts)
+        return copied(outputs, [source for (source,) in inputs], opts)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         """One output and one input."""
-        return _copied(outputs, inputs)
+        return copied(outputs, inputs)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> dist.Work:
         """Whole tensors."""
-        return _copied([output], [source])
+        return copied([output], [source])
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> dist.Work:
         """Whole tensors."""
-        return _copied([output], [source], opts)
+        return copied([output], [source], opts)
 
     def all_to_all_single(self, output: torch.Tensor, source: torch.Tensor, *sizes_and_opts: Any) -> dist.Work:
         """Whole tensors; whatever the sizes of its parts, they are all for this rank."""
-        return _copied([output], [source])
+        return copied([output], [source])
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
         """Whole tensors, several at once."""
-        return _copied(outputs, inputs)
+        return copied(outputs, inputs)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
         """Whole tensors, several at once."""
-        return _copied(outputs, inputs, opts)
+        return copied(outputs, inputs, opts)
 
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
@@ -117,7 +117,8 @@ def _reduced(opts: Any) -> dist.Work:
     return _Done()
 
 
-def _copied(outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
+def copied(outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
+    """Done: each output has what its input had."""
     done = _reduced(opts)
     with torch.no_grad():
         for output, source in zip(outputs, inputs, strict=True):

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from liver_core.handoff.messages import StoreAddress
+from liver_core.worlds.absent_group import AbsentGroup
 from liver_core.worlds.alone_group import AloneGroup
 from liver_core.worlds.group_plan import DeviceBackend, GroupPlan
 from liver_core.worlds.nccl_groups import NcclGroups
@@ -290,6 +291,14 @@ def make_group(
         backends = "cpu:gloo,cuda:nccl"
     group._set_group_name(GroupName(name))
     _register(group, prefix, GroupName(name), ranks, backends=backends)
+    return group
+
+
+def make_absent_group(ranks: Sequence[int], rank: int, *, name: str) -> dist.ProcessGroup:
+    """The group of the world ranks `ranks` as `rank` sees it while the others are not there. `name` must be new in this
+    process."""
+    group = AbsentGroup(name, tuple(ranks).index(rank), len(ranks)) if len(ranks) > 1 else AloneGroup(name)
+    _register(group, dist.HashStore(), GroupName(name), ranks, backends="cpu:gloo")
     return group
 
 

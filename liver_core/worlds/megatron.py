@@ -36,6 +36,7 @@ from liver_core.worlds.groups import (
     default_group,
     destroy_groups,
     install_thread_world,
+    make_absent_group,
     make_group,
     make_groups,
 )
@@ -152,10 +153,7 @@ def bring_up(
         nccl = NcclGroups(plan, rank, place, timeout_s=collective_s)
     limits = {"host": host, "timeout_s": timeout_s, "collective_s": collective_s}
     made = make_groups(store, plan, rank, prefix=name, nccl=nccl, **limits)
-    memberships = _memberships(layout, rank)
-    collection = ProcessGroupCollection(
-        **{name: made.get(ranks) if ranks else None for name, ranks in memberships.items()}
-    )
+    collection = _collection(layout, rank, made)
     more: list[dist.ProcessGroup] = []
 
     def another(use: str, **other: float) -> dist.ProcessGroup:
@@ -193,6 +191,19 @@ def renew_background(world: MegatronWorld) -> None:
     world.background = made
 
 
+def outline(roster: Roster, rank: int, *, name: str) -> MegatronWorld:
+    """The world of `roster` as `rank` sees it while the other ranks are not there: enough to build in, not to step.
+    `name` prefixes the names of the groups and must be new in this process."""
+    plan = plan_groups(_bring_up_order(roster.layout), roster.layout.world_size, DeviceBackend.NONE)
+    made = {
+        ranks: make_absent_group(ranks, rank, name=f"{name}/{'-'.join(map(str, ranks))}")
+        for ranks in plan.groups
+        if rank in ranks
+    }
+    collection, everyone = _collection(roster.layout, rank, made), made[plan.world]
+    return MegatronWorld(roster, rank, dist.HashStore(), everyone, everyone, everyone, collection, (*made.values(),))
+
+
 def _gpus_of_all(store: dist.Store, name: str, rank: int, size: int, gpu: str) -> list[str]:
     """On which GPU each rank of the world trains."""
     keys = [f"{name}/gpu/{each}" for each in range(size)]
@@ -215,6 +226,14 @@ def _bring_up_order(layout: ParallelLayout) -> list[tuple[int, ...]]:
         wanted += [_ends(tuple(ranks)), (ranks[0],)]
     wanted += [(rank,) for rank in range(layout.world_size)]
     return list(dict.fromkeys(wanted))
+
+
+def _collection(
+    layout: ParallelLayout, rank: int, made: Mapping[tuple[int, ...], dist.ProcessGroup]
+) -> ProcessGroupCollection:
+    """Megatron's, of the groups that were made by their members."""
+    memberships = _memberships(layout, rank)
+    return ProcessGroupCollection(**{name: made.get(ranks) if ranks else None for name, ranks in memberships.items()})
 
 
 def _memberships(layout: ParallelLayout, rank: int) -> dict[str, tuple[int, ...] | None]:

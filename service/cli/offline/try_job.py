@@ -50,8 +50,12 @@ def try_job(
     *,
     steps: Annotated[int, typer.Option(min=2, max=1_000, help="Steps to train, in each of three runs.")] = 4,
     layout: Annotated[
-        str, typer.Option(help="Run the job in this layout as well, with one process a rank, and compare.")
-    ] = "TP1",
+        str | None,
+        typer.Option(
+            help="Run the job in this layout as well, with one process a rank, and compare. TP1 runs no other one.",
+            show_default="of those allowed the one with most axes that fits this machine",
+        ),
+    ] = None,
     workdir: Annotated[
         Path | None, typer.Option(help="Where the job's code is on this machine, instead of workdir.", metavar="DIR")
     ] = None,
@@ -126,7 +130,7 @@ class _Trial:
             return job
         return None
 
-    def looks_right(self, job: "JobFile", workdir: Path | None, layout: str) -> bool:
+    def looks_right(self, job: "JobFile", workdir: Path | None, layout: str | None) -> bool:
         """What the service would refuse, and what is missing on this machine."""
         from liver_core.layout import LayoutError, ParallelLayout
         from service.planner.feasibility import rule_violations
@@ -134,7 +138,7 @@ class _Trial:
         for item in rule_violations(job):
             self.add("layout rules", "missing", f"{item.field}: {item.rule}")
         try:
-            ParallelLayout.parse(layout)
+            ParallelLayout.parse(layout or "TP1")
         except LayoutError as error:
             self.add("--layout", "missing", str(error))
         given = "--workdir" if workdir is not None else "workdir"
@@ -162,7 +166,7 @@ class _Trial:
         return not lacks
 
     def run_child(
-        self, job: "JobFile", workdir: Path | None, layout: str, steps: int, python: str, timeout_s: float
+        self, job: "JobFile", workdir: Path | None, layout: str | None, steps: int, python: str, timeout_s: float
     ) -> None:
         """Everything that needs torch."""
         from agent.protocol.secret_values import SecretError, SecretPlaces, environment_of
@@ -181,7 +185,7 @@ class _Trial:
             "seed": job.seed,
             "workdir": folder,
             "layouts": [*job.layouts.allowed, *dict.fromkeys(pinned.layout for pinned in job.layouts.pinned)],
-            "layout": layout,
+            "layout": layout or "",
             "steps": steps,
             "start_from": job.start_from,
             "validates": job.validate_every_steps is not None,
@@ -189,7 +193,8 @@ class _Trial:
             "timeout_s": timeout_s,
         }
         started = ""
-        with _child([python, "-m", CHILD], plan, {**os.environ, **environment}, folder, timeout_s) as child:
+        # Without -P the job's folder would come before LiveR on the path; on a node it does not.
+        with _child([python, "-P", "-m", CHILD], plan, {**os.environ, **environment}, folder, timeout_s) as child:
             for line in child.lines():
                 started = line.get("started", "") if "started" in line or "check" in line else started
                 if "check" in line:
@@ -207,7 +212,10 @@ class _Trial:
     def summary(self) -> str:
         """The last line."""
         counted = {kind: sum(found["result"] == kind for found in self.findings) for kind in _COLOURS}
-        verdict, warnings = "ready" if self.ready else "not ready", counted["warning"]
+        ran, built = self.numbers.get("ran", ()), self.numbers.get("built", ())
+        only_built = ", ".join(layout for layout in built if layout not in ran)
+        where = f" in {', '.join(ran)}" + (f", only built in {only_built}" if only_built else "") if ran else ""
+        verdict, warnings = f"ready{where}" if self.ready else "not ready", counted["warning"]
         text = f"{verdict}: {counted['ok']} ok, {warnings} warning{'s' * (warnings != 1)}, {counted['missing']} missing"
         if not self.ready:
             later = ", ".join(self.numbers.get("not_made", ()))

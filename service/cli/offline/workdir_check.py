@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from liver_core import PACKAGES
+
 SOURCE_BYTES_MAX = 4 * 1024 * 1024
 
 
@@ -47,11 +49,28 @@ def _of_module(folder: Path, module: str, name: str) -> str:
         return f"{source} line {error.lineno}: {error.msg}"
     except (OSError, ValueError) as error:
         return f"{source} cannot be read: {error}"
+    for package in sorted(_imported(tree) & {*PACKAGES}):
+        if (folder / package).is_dir() or (folder / f"{package}.py").is_file():
+            return f"{source} imports {package}, the name of a package of LiveR, which ranks import instead; rename it"
     names = list(_bound(tree))
     if {name, "*", "__getattr__"} & set(names):
         return ""
     near = difflib.get_close_matches(name, names, n=1)
     return f"{source} defines no {name}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """The first parts of the names of all modules that it imports."""
+    names: list[str] = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=found):
+                names += [alias.name for alias in found]
+            case ast.ImportFrom(module=str(module), level=0):
+                names.append(module)
+            case _:
+                pass
+    return {name.split(".")[0] for name in names}
 
 
 def _bound(tree: ast.Module) -> Iterator[str]:

@@ -26,6 +26,7 @@ MISTAKES = [
     ({"entrypoint": "pkg.mod.Job"}, "entrypoint", "is 'pkg.mod.Job'; did you mean pkg.mod:Job?"),
     ({"entrypoint": "my/pkg/mod.py:Job"}, "entrypoint", "did you mean my.pkg.mod:Job?"),
     ({"entrypoint": "pkg.mod:Job()"}, "entrypoint", "did you mean pkg.mod:Job?"),
+    ({"entrypoint": "agent.mine:Job"}, "entrypoint", "must not begin with agent: it is the name of a package of LiveR"),
     ({"nodes": {"min": 4, "max": 2}}, "nodes.max", "nodes.max 2 must be at least nodes.min 4"),
     ({"micro_batch": 5}, "micro_batch", "global_batch 24 must be divisible by micro_batch 5"),
     (

@@ -52,8 +52,9 @@ def test_the_reference_job_passes_every_check(corpus: str):
     found = trial("liver_core.training.gpt:GptJob", corpus, drop_every=1)
     assert {line["result"] for line in found.values()} == {"ok"}
     assert list(found) == [
-        "module", "class", "build", "next world", "optimizer", "parameters", "layouts", "warm_up", "initial values",
-        "step", "same batch", "step in parts", "replay", "steps", "same seed", "checkpoint", "on_step",
+        "module", "class", "build", "next world", "optimizer", "parameters", "layouts", "builds", "warm_up",
+        "initial values", "step", "same batch", "step in parts", "replay", "steps", "same seed", "checkpoint",
+        "on_step", "imports",
     ]  # fmt: skip
     assert found["replay"]["values"] == {"rung": "live"}
     assert len(found["steps"]["values"]["losses"]) == 3
@@ -73,6 +74,7 @@ MISTAKES = [
     ("AsksGlobals", "build", "take sizes and ranks from world, and pass pg_collection=world.collection"),
     ("Unmarked", "build", "linear_qkv.weight: is split over tensor-parallel ranks, but not marked so"),
     ("MarkedLate", "build", "was made before the parameters were marked"),
+    ("OneStageOnly", "builds", "TP2xPP2: AssertionError: vp_stage must be provided"),
     ("PicksLayouts", "layouts", "TP2xPP2: tp: this kernel is written for TP1"),
     ("DrawsOtherwise", "initial values", "draw from the generator it is given"),
     ("HalfParameters", "initial values", "must be the whole parameter of"),
@@ -86,7 +88,7 @@ MISTAKES = [
     ("ForgetfulSchedule", "checkpoint", "scheduler is {'count': 0} after loading, was {'count': 1}"),
     ("HiddenState", "checkpoint", "keep no state outside of model, optimizer, scheduler and small_state"),
 ]
-QUICK = ("NotAJob", "BuildReturnsTuple", "StepsItself", "HiddenState")
+QUICK = ("NotAJob", "OneStageOnly", "BuildReturnsTuple", "StepsItself", "HiddenState")
 """One for each part of a trial."""
 
 
@@ -181,6 +183,16 @@ def test_a_validation_is_tried_where_the_job_file_asks_for_one(corpus: str):
     assert "validate: it changes weights or gradients" in found["validate"]
     found = missing(trial("liver_core.training.gpt:GptJob", corpus, validates=True))
     assert found == {"validate": "validate: GptJob has none, but the job file has validate_every_steps"}
+
+
+@pytest.mark.parametrize("package", ["agent", "service"])
+def test_a_package_that_is_named_like_one_of_liver_is_refused_by_name(tmp_path: Path, corpus: str, package: str):
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text("")
+    (tmp_path / package / "mine.py").write_text("X = 1\n")
+    (tmp_path / "named_job.py").write_text(f"from {package}.mine import X\n")
+    text = missing(trial("named_job:Job", corpus, workdir=str(tmp_path)))["module"]
+    assert f"{package} is the name of a package of LiveR, which ranks import in its place; rename yours" in text
 
 
 def test_a_module_that_does_not_import_is_named_with_its_line(tmp_path: Path, corpus: str):

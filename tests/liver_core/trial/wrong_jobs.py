@@ -182,6 +182,14 @@ class HiddenState(GptJob):
         return super().loss(output, batch) * (1.0 + 0.1 * self.done)
 
 
+class OneStageOnly(GptJob):
+    """Its build asks for something that only a world with stages lacks."""
+
+    def build(self, world: Any) -> TrainState:
+        assert world.layout.pp == 1, "vp_stage must be provided"
+        return super().build(world)
+
+
 class PicksLayouts(GptJob):
     def check_layout(self, layout: ParallelLayout) -> None:
         if layout.tp > 1:

@@ -112,7 +112,13 @@ def test_what_the_child_finds_becomes_a_line_each_and_the_job_is_ready(tmp_path:
     assert "ready: 3 ok, 1 warning, 0 missing; 0.25 s a step, 3 MB of state" in result.output
     plan = json.loads((tmp_path / "plan").read_text())
     assert (plan["entrypoint"], plan["steps"], plan["layouts"]) == ("my_gpt:MyGpt", 6, ["TP1", "TP2"])
-    assert plan["args"]["hidden_size"] == 64
+    assert (plan["args"]["hidden_size"], plan["layout"]) == (64, "")
+
+
+def test_ready_names_the_layouts_that_were_run_and_those_that_were_only_built(tmp_path: Path):
+    lines = (found("builds", "ok"), {"built": ["TP2", "PP2"], "ran": ["TP1"]}, {"ran": ["TP1", "PP2"]})
+    result = attempt(tmp_path, python=interpreter(tmp_path, does=says(*lines)))
+    assert "ready in TP1, PP2, only built in TP2: 3 ok, 0 warnings, 0 missing" in result.output
 
 
 def test_something_missing_makes_the_status_1_shows_the_traceback_and_what_was_not_looked_at(tmp_path: Path):

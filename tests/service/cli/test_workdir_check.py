@@ -38,6 +38,15 @@ def test_what_is_not_there_is_named_with_its_file(folder: Path, entrypoint: str,
     assert found.startswith("entrypoint: ") and remark in found
 
 
+@pytest.mark.parametrize("line", ["from agent.mine import X", "import agent.mine", "def f():\n    import agent"])
+def test_a_package_that_is_named_like_one_of_liver_is_named(folder: Path, line: str):
+    (folder / "uses.py").write_text(f"{line}\nclass MyJob: ...\n")
+    assert remarks(str(folder), "uses:MyJob") == [], "it is the installed one"
+    (folder / "agent").mkdir()
+    (remark,) = remarks(str(folder), "uses:MyJob")
+    assert "imports agent, the name of a package of LiveR" in remark
+
+
 def test_nothing_is_guessed_where_nothing_can_be_seen(folder: Path):
     assert remarks(None, "nowhere.at_all:Job") == []
     assert remarks(str(folder), "json.decoder:JSONDecoder") == [], "it is installed here"
