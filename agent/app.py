@@ -415,6 +415,7 @@ class Agent:
                 _log.warning("%s", news)
             for key, reason in supervisor.check_pulses():
                 self._driver.take_hang(key, reason)
+            await supervisor.ask_silent()
 
 
 def _now() -> datetime:

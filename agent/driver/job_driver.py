@@ -13,7 +13,6 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
-from uuid import UUID
 
 from agent.driver.lead import Lead
 from agent.driver.lifecycle import Births
@@ -267,7 +266,10 @@ class JobDriver:
         if self.order is not None:
             await self.births.consider(self.order, self._lost)
             await self._consider_notices()
-            self.relay.tick(*self.notices.who_stays(self.order))
+            stays, goes = self.notices.who_stays(self.order)
+            self.relay.tick(stays, goes)
+            if goes:
+                self._host.kill_stopped()
         await self._keep_spare_store()
         await self._tidy_stores()
         if self.order is not None and self._is_named:
@@ -409,23 +411,8 @@ class JobDriver:
 
     def _status(self, slot: int, state: RankState) -> RankStatus:
         participant = self.slots.participants.get(slot)
-        stage = state.stage
-        if stage is RankStage.ABORTED and participant is not None and participant.record.active is not None:
-            stage = RankStage.TRAINING  # It dropped what it prepared; its own world goes on.
-        return RankStatus(
-            job_id=self.job_id,
-            generation=state.generation,
-            rank=state.rank,
-            slot=slot,
-            pid=state.record.process.pid,
-            stage=stage,
-            step=state.pulse.step,
-            loss=state.loss,
-            seconds=state.pulse.seconds[-1] if state.pulse.seconds else None,
-            handoff_id=UUID(state.handoff_id) if state.handoff_id else None,
-            reason=state.shown_reason,
-            ended=state.ended,
-        )
+        has_world = participant is not None and participant.record.active is not None
+        return state.status(self.job_id, slot, has_world=has_world, now=time.monotonic())
 
     # Step leases.
 

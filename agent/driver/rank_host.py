@@ -6,6 +6,7 @@ wanted state, so only the last one counts.
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,8 @@ from liver_core.gpu_environment import GpuRefused
 from liver_core.handoff import Reason
 
 STOP_GRACE_S = 20.0
+STOPPED_LEAVER_S = 15.0
+"""A rank that is stopped for so long on a node that goes is given up."""
 _log = logging.getLogger(__name__)
 
 
@@ -141,6 +144,16 @@ class RankHost:
         """Pass the request on to every rank. It is no wish: the ranks keep what they were told of a handoff."""
         for number in self.states():
             await self._supervisor.send(SlotKey(self._job_id, number), request)
+
+    def kill_stopped(self) -> None:
+        """Kill the ranks whose processes have been stopped for long. Their node goes, so they would not come back, and
+        all others wait for them: killed, they count as dead in time."""
+        now = time.monotonic()
+        for number, state in self.states().items():
+            stopped_s = state.pulse.stopped_s(now)
+            if state.pulse.is_stopped and stopped_s >= STOPPED_LEAVER_S:
+                text = f"its process was stopped for {stopped_s:.0f} s on a node that goes, and was killed"
+                self._supervisor.kill(SlotKey(self._job_id, number), text)
 
     def end(self, number: int, reason: str, grace_s: float) -> None:
         """Have the process of a slot end, in the background."""

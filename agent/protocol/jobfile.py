@@ -334,6 +334,19 @@ class JobFile(JobPart):
     on_nonfinite: OnNonfinite = Field(
         default=OnNonfinite.STOP, description="stop: the job fails before a step with a loss or norm of NaN is applied."
     )
+    hang_restart_s: float | None = Field(
+        default=None,
+        ge=0,
+        le=604_800,
+        description="Without a step for so long, though all nodes are heard, the job starts from its checkpoint again. "
+        "0: never; not given: ten times the longest step, and at least 20 minutes.",
+    )
+    hook_s_max: float | None = Field(
+        default=None,
+        gt=0,
+        le=604_800,
+        description="The same for what runs between steps: on_step, validate, a checkpoint. Not given: no limit.",
+    )
     stop: StopRule
     policy: PolicyRules | None = Field(default=None, description="How changes are weighed; not given: the defaults.")
     budget_usd: float | None = Field(default=None, gt=0)

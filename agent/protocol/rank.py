@@ -8,6 +8,7 @@ from uuid import UUID
 
 from pydantic import Field, TypeAdapter
 
+from agent.protocol.rank_status import Whereabouts
 from agent.protocol.values import Amount, Message, MetricValues, Step
 from liver_core.handoff import Decision, Order, RankStage, Reason
 from liver_core.layout import Member
@@ -108,6 +109,12 @@ class StatusQuery(Message):
     type: Literal["status"] = "status"
 
 
+class WhereQuery(Message):
+    """Say where the main thread is. Asked of a rank that has said nothing for a while."""
+
+    type: Literal["where"] = "where"
+
+
 class Hello(Message):
     """The first line of every connection, and the answer to `status`."""
 
@@ -148,6 +155,13 @@ class StepReport(Message):
     consumed_samples: Count | None = None
     sample_digest: Digest | None = None
     tokens: Count | None = None
+
+
+class WhereaboutsReport(Message):
+    """The answer to `where`. It is no sign of progress."""
+
+    type: Literal["whereabouts"] = "whereabouts"
+    where: Whereabouts
 
 
 class MetricsReport(Message):
@@ -200,11 +214,29 @@ class Failed(Message):
 
 
 RankCommand = Annotated[
-    Prepare | Permit | Withdraw | Abort | Retire | WriteCheckpoint | Stop | StepLease | PeerDied | StatusQuery,
+    Prepare
+    | Permit
+    | Withdraw
+    | Abort
+    | Retire
+    | WriteCheckpoint
+    | Stop
+    | StepLease
+    | PeerDied
+    | StatusQuery
+    | WhereQuery,
     Field(discriminator="type"),
 ]
 RankEvent = Annotated[
-    Hello | StageReport | StepReport | Checkpointed | CheckpointFailed | Finished | Failed | MetricsReport,
+    Hello
+    | StageReport
+    | StepReport
+    | Checkpointed
+    | CheckpointFailed
+    | Finished
+    | Failed
+    | MetricsReport
+    | WhereaboutsReport,
     Field(discriminator="type"),
 ]
 FACTS = (Checkpointed, CheckpointFailed, Finished, Failed)

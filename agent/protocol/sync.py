@@ -12,9 +12,9 @@ from uuid import UUID
 from pydantic import ConfigDict, Field
 
 from agent.protocol.jobfile import JobFile
-from agent.protocol.process_end import ProcessEnd
+from agent.protocol.rank_status import RankStatus
 from agent.protocol.values import Amount, HandoffCause, HandoffState, Message, MetricValues, Placement, Step, Url, Utc
-from liver_core.handoff import PROTOCOL_VERSION, CostParts, Decision, RankStage, Reason, Rung, RungCost, StoreAddress
+from liver_core.handoff import PROTOCOL_VERSION, CostParts, Decision, Reason, Rung, RungCost, StoreAddress
 from liver_core.layout import Member, ParallelLayout, Roster
 from liver_core.layout.limits import (
     GENERATION_MAX,
@@ -34,7 +34,6 @@ from liver_core.layout.limits import (
     Revision,
     Seconds,
     ShortText,
-    Slot,
     Text,
 )
 
@@ -119,23 +118,6 @@ class NodeInfo(Message):
     notice_source: SourceHealth | None = Field(default=None, description="How the node learns that it will go.")
     provider_id: Identifier | None = Field(default=None, description="What its cloud calls the machine, if known.")
     zone: Identifier | None = Field(default=None, description="The zone that the machine is in, such as us-east-1b.")
-
-
-class RankStatus(Message):
-    """One rank process on the reporting node, as it stands now."""
-
-    job_id: JobId
-    generation: Generation
-    rank: Rank
-    slot: Slot
-    pid: Revision
-    stage: RankStage
-    step: Step = 0
-    loss: float | None = None
-    seconds: Seconds | None = Field(default=None, description="Seconds of the last step.")
-    handoff_id: UUID | None = None
-    reason: Reason | None = None
-    ended: ProcessEnd | None = Field(default=None, description="How its process ended, once its agent knows.")
 
 
 class StepRow(Message):

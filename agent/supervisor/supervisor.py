@@ -6,6 +6,7 @@ It knows nothing of handoffs: the driver gets every event from here and decides 
 import asyncio
 import contextlib
 import hashlib
+import logging
 import os
 import signal
 import time
@@ -15,7 +16,18 @@ from pathlib import Path
 
 from agent.journal import Journal, Table
 from agent.protocol.process_end import ProcessEnd
-from agent.protocol.rank import FACTS, Failed, Finished, Hello, RankEvent, StageReport, StepReport, Stop
+from agent.protocol.rank import (
+    FACTS,
+    Failed,
+    Finished,
+    Hello,
+    RankEvent,
+    StageReport,
+    StepReport,
+    Stop,
+    WhereaboutsReport,
+    WhereQuery,
+)
 from agent.protocol.secret_values import NO_SECRETS, SecretPlaces, environment_of
 from agent.protocol.values import Message
 from agent.protocol.worker import RankSpec
@@ -38,6 +50,7 @@ EXITS_MAX = 4_096
 LOGS_PER_JOB_MAX = 64
 FORKED_WITHIN_S, FORKED_LOOK_S = 2.0, 0.05
 """The zygote may still have the request of an agent that was killed. Nothing else is done yet where that is so."""
+_log = logging.getLogger(__name__)
 NEVER = -1.0
 """Start time of a process that never was; what is said of it needs some pid."""
 
@@ -165,6 +178,13 @@ class Supervisor:
             if await _happens(ended, wait_s):
                 return
 
+    def kill(self, key: SlotKey, text: str) -> None:
+        """Kill the rank, which does not hear us; `text` says why it died."""
+        state = self._states[key]
+        state.reason = Reason(text, str(state.stage), state.rank)
+        _log.warning("rank %s: %s", key, text)
+        send_signal(state.record.process, signal.SIGKILL)
+
     async def stop_all(self, reason: str, grace_s: float) -> None:
         """End every rank of this node."""
         await asyncio.gather(*(self.stop(key, reason, grace_s) for key in tuple(self._states)))
@@ -177,6 +197,12 @@ class Supervisor:
             if is_news and state.hang is not None:
                 found.append((key, state.hang.text))
         return tuple(found)
+
+    async def ask_silent(self) -> None:
+        """Ask ranks that have said nothing for a while where they are. Call about once a second."""
+        for key, state in tuple(self._states.items()):
+            if state.pulse.asks(time.monotonic()):
+                await self.send(key, WhereQuery())
 
     async def close(self) -> None:
         """Stop watching; the ranks keep running."""
@@ -270,6 +296,8 @@ class Supervisor:
             case Finished():
                 state.stage, state.reason = RankStage.FINISHED, event.failed
                 state.pulse.beat(now)
+            case WhereaboutsReport():
+                state.where, state.where_at = event.where, now
             case Failed():
                 state.stage, state.reason = RankStage.FAILED, event.reason
             case _:

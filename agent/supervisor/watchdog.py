@@ -20,6 +20,8 @@ STOP_COUNTS_S = 30.0
 """Ranks wait for each other for no longer than this: what they miss later is not for a stop before."""
 AWAY_S = 5.0
 """Who looks about once a second and has not for so long was away itself, and has heard nobody."""
+ASKED_AFTER_S, ASKED_EVERY_S = 10.0, 5.0
+"""A rank that has said nothing for so long is asked where it is, again after so long."""
 STOP_SHOWS_S = 5.0
 """For so long after it went on, or until its next step, a stop is still told: others may just be giving up."""
 
@@ -36,6 +38,7 @@ class RankPulse:
     stopped_at: float | None = None
     resumed_at: float | None = None
     looked_at: float | None = None
+    asked_at: float | None = None
 
     def beat(self, now: float) -> None:
         """Record a sign of progress."""
@@ -100,6 +103,14 @@ class RankPulse:
             return ""
         has = "has been" if self.is_stopped else "was"
         return f"its process {has} stopped for {stopped_s:.0f} s, by a signal or a debugger"
+
+    def asks(self, now: float) -> bool:
+        """Whether to ask the rank where it is; then it is not asked again for a while."""
+        since = max(self.beat_at, self.started_at) + ASKED_AFTER_S
+        if now < since or (self.asked_at is not None and now - self.asked_at < ASKED_EVERY_S):
+            return False
+        self.asked_at = now
+        return True
 
     def hang_reason(self, now: float) -> str:
         """Why this rank counts as hanging; empty if it does not."""

@@ -22,13 +22,15 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from agent.protocol import rank
 from agent.protocol.jobfile import OnNonfinite
+from agent.protocol.rank_status import Whereabouts
 from agent.protocol.worker import RankSpec
 from agent.supervisor.child_entry import LastStep
 from agent.supervisor.process import own_identity
 from agent.worker.control import ControlSocket, log
+from agent.worker.whereabouts import main_thread_at
 from liver_core.handoff.messages import Decision, FailureCause, Order, RankStage, Reason
 from liver_core.layout import Member
-from liver_core.layout.limits import fitting
+from liver_core.layout.limits import NAME_CHARS_MAX, fitting
 from liver_core.rank.after_step import CheckpointPlan, Ending
 from liver_core.rank.droppable_step import DropRule
 from liver_core.rank.loop import RankLoop
@@ -227,6 +229,8 @@ class Worker:
             case rank.PeerDied():
                 if loop is not None:
                     loop.peer_died(PeerDeath(command.generation, command.member, command.reason))
+            case rank.WhereQuery():
+                self.control.say(rank.WhereaboutsReport(where=self._whereabouts()))
             case rank.StatusQuery():
                 pass
             case _:
@@ -327,6 +331,12 @@ class Worker:
         log(f"checkpoint {path} failed: {text}")
         when = {"generation": self.generation, "failed_utc": utc_now()}
         self.control.say(rank.CheckpointFailed(path=path, step=step, reason=fitting(text), asked=asked, **when))
+
+    def _whereabouts(self) -> Whereabouts:
+        at, waits = main_thread_at()
+        running = self.loop.after_step.hook if self.loop is not None else None
+        hook, since = running or ("", time.monotonic())
+        return Whereabouts(hook=hook, hook_s=time.monotonic() - since, at=fitting(at, NAME_CHARS_MAX), waits=waits)
 
     def _decision(self, request: Order) -> Decision:
         """What the decision record of this handoff said, UNDECIDED until this rank has read it."""

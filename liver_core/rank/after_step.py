@@ -7,7 +7,9 @@ its first gradients. The pause is over then, and the state is still that of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -104,6 +106,8 @@ class AfterStep:
         self._waiting: HandedOver | None = None
         self._late_in = 0
         """The generation in which a checkpoint was due while one was being written, 0 without one."""
+        self.hook: tuple[str, float] | None = None
+        """What of the job runs now between two steps, and since when, on the steady clock. Other threads read it."""
 
     def do(
         self, active: ActiveWorld, progress: TrainingProgress, measured: StepMeasures, agreement: Agreement | None
@@ -162,10 +166,12 @@ class AfterStep:
 
     def _run_hooks(self, active: ActiveWorld, step: int, measured: StepMeasures) -> None:
         self._metrics.open(step)
-        self._job.on_step(step, measured.loss, active.state, active.world)
+        with self._named("on_step"):
+            self._job.on_step(step, measured.loss, active.state, active.world)
         if self._validate_every is not None and step % self._validate_every == 0:
             before = random_state()
-            self._job.validate(step, active.state, active.world)
+            with self._named("validate"):
+                self._job.validate(step, active.state, active.world)
             restore_random_state(before)
         self._metrics.publish(active.world, step, measured)
 
@@ -176,7 +182,16 @@ class AfterStep:
         assert self._rule is not None
         path, arguments = self._rule.path_of(small["step"]), megatron_arguments(self._job, active.state, active.world)
         self._metrics.soon()
-        self._writer.start(active, small, arguments, path, keep=self._rule.keep, asked=asked)
+        with self._named("checkpoint"):
+            self._writer.start(active, small, arguments, path, keep=self._rule.keep, asked=asked)
+
+    @contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        self.hook = what, time.monotonic()
+        try:
+            yield
+        finally:
+            self.hook = None
 
 
 def check_finite(

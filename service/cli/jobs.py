@@ -37,7 +37,7 @@ from service.cli.output import (
     since,
 )
 from service.cli.pages import page
-from service.cli.watching import Lines, Screen, View
+from service.cli.watching import Lines, Screen, View, no_step
 from service.cli.which import ENDED, JobId, find_job, short_jobs
 from service.elapsed import span
 from service.jobs.causes import in_words
@@ -128,7 +128,7 @@ def list_all(
             str(len(job["nodes"])),
             f"{job['last_step']}/{job['stop_steps']}",
             since(job["created_at"]),
-            job["warning"] or job["reason"],
+            no_step(job) or job["warning"] or job["reason"],
         )
         for job in jobs
     ]
@@ -153,7 +153,7 @@ def show(
             ("suspended", deadline(job["suspends_at"]) if job["suspends_at"] else ""),
             ("layout", f"{job['layout'] or '-'} on {', '.join(job['nodes']) or 'no nodes'}"),
             ("step", f"{job['last_step']} of {job['stop_steps']}, {job['lost_steps']} lost"),
-            ("pace", _pace(job["pace"])),
+            ("pace", no_step(job) or _pace(job["pace"])),
             ("step time", ", ".join(f"{name} {seconds(value)}" for name, value in job["step_seconds"].items())),
             ("checkpoint", f"step {checkpoint['step']} in {checkpoint['path']}" if checkpoint else "none"),
             ("open handoff", job["open_handoff"] or ""),

@@ -139,6 +139,7 @@ class Story:
 
     def __init__(self) -> None:
         self._state = ""
+        self._still_since = ""
         self._handoff_id = ""
         self._told: tuple[str, str] = ("", "")
         self._phases: set[str] = set()
@@ -151,6 +152,10 @@ class Story:
         if state != self._state:
             self._state = state
             news.append(("job", state))
+        since = "" if job["standstill"] is None else job["standstill"]["since"]
+        if since != self._still_since:
+            self._still_since = since
+            news += [("job", f"{job['state']}: {no_step(job)}")] if since else []
         if handoff is not None and (text := self._of_handoff(handoff)):
             news.append(("handoff", text))
         return news
@@ -195,11 +200,22 @@ def progress(event: dict[str, Any]) -> str:
         step = event["steps"][-1]
         parts += [f"loss {step['loss']:.4f}"] if step["loss"] is not None else []
         parts.append(f"{seconds(step['seconds'])} a step")
+    if still := no_step(job):
+        parts.append(still)
     if pace["steps_per_s"]:
         parts.append(f"{pace['steps_per_s']:.3g} steps/s")
     if pace["remaining_s"]:
         parts.append(f"{span(pace['remaining_s'])} left")
     return ", ".join(parts)
+
+
+def no_step(job: dict[str, Any]) -> str:
+    """For how long a job that runs has made no step, and why; empty while steps come in their time."""
+    found = job["standstill"]
+    if found is None:
+        return ""
+    passed_s = (datetime.now(UTC) - datetime.fromisoformat(found["since"])).total_seconds()
+    return f"no step for {span(passed_s)}: {found['because']}"
 
 
 def short_title(handoff: dict[str, Any]) -> str:

@@ -70,7 +70,7 @@ def _jobs(session: Session, seen: Seen, publish: Publish) -> list[tuple[str, int
     columns = select(
         JobRow.job_id, JobRow.name, JobRow.state, JobRow.reason, JobRow.paused_because, JobRow.active_generation,
         JobRow.last_step, JobRow.spec["stop"]["steps"].as_integer().label("stop_steps"), JobRow.lost_steps,
-        JobRow.last_step_at, JobRow.state_changed_at, GenerationRow.layout,
+        JobRow.last_step_at, JobRow.standstill, JobRow.state_changed_at, GenerationRow.layout,
     ).outerjoin(
         GenerationRow,
         (GenerationRow.job_id == JobRow.job_id) & (GenerationRow.generation == JobRow.active_generation),

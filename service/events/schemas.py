@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 from service.audit.endpoints import AuditOut
 from service.fleet.schemas import PendingOut
 from service.handoffs.schemas import HandoffOut
-from service.jobs.schemas import StepOut
+from service.jobs.schemas import StandstillOut, StepOut
 from service.jobs.tables import JobState
 from service.nodes.tables import NodeState
 
@@ -26,6 +26,7 @@ class JobBrief(BaseModel):
     stop_steps: int
     lost_steps: int
     last_step_at: datetime | None
+    standstill: StandstillOut | None
     state_changed_at: datetime
 
 

@@ -11,6 +11,8 @@ from service.jobs.causes import FirstCause, blamed_in, cause_of_rank, end_of, sa
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 KINDS_MAX = 16
+HANG_KIND = "stands still"
+"""The kind of a world that made no step, whichever rank stood still."""
 TEXT_CHARS_MAX = 2_000
 
 
@@ -82,6 +84,18 @@ class Crashes:
             times = found[kind].times + 1 if kind in found else 1
             found[kind] = Repeated(kind, times, error.shown[:TEXT_CHARS_MAX], error.is_of_a_peer)
         return Crashes(step, tuple(found.values())[-KINDS_MAX:])
+
+    def hung(self, step: int, shown: str) -> "Crashes":
+        """The job stood still after `step`, and is ended."""
+        found = {error.kind: error for error in self.errors} if step == self.step else {}
+        times = found.pop(HANG_KIND).times + 1 if HANG_KIND in found else 1
+        hang = Repeated(HANG_KIND, times, shown[:TEXT_CHARS_MAX], is_of_a_peer=True)
+        return Crashes(step, (*found.values(), hang)[-KINDS_MAX:])
+
+    @property
+    def hangs(self) -> int:
+        """How often the job stood still after `step`."""
+        return next((error.times for error in self.errors if error.kind == HANG_KIND), 0)
 
     def cause(self, times: int) -> str | None:
         """The error to name if one kind ended the job so often, else None. The rank that failed knows more than those

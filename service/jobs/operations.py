@@ -202,7 +202,7 @@ def set_state(job: JobRow, state: JobState, reason: str, *, now: datetime) -> No
         job.state = state
         job.state_changed_at = now
         job.no_orders_because = ""  # Other orders follow, if any; what is wrong with those is noted anew.
-    job.reason = reason
+    job.reason, job.standstill = reason, None
     if state in ENDED:
         job.due_at = None
 

@@ -23,6 +23,7 @@ from service.handoffs.tables import HandoffRow
 from service.jobs.causes import stopped_among
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.grants import cut_off
+from service.jobs.stalls import is_late, rank_at
 from service.jobs.tables import (
     RANDOM_PART_CHARS,
     CheckpointRow,
@@ -35,10 +36,10 @@ from service.jobs.tables import (
     SourceKind,
 )
 from service.jobs.tables import RankLogRow as LogRow
-from service.jobs.view import Checkpoint, JobView, Leaving
+from service.jobs.view import Checkpoint, JobView, Leaving, RankAt
 from service.leases.markets import weighed_markets
 from service.ledger.remaining import remaining_of, spent_usd_of
-from service.metrics.step_times import measured_steps
+from service.metrics.step_times import longest_step_s, measured_steps
 from service.nodes.queries import every_node_of, first_most, first_nodes_of
 from service.nodes.rules import announces_its_end, answers, has_outlived_its_end
 from service.nodes.tables import NodeRow, NodeState
@@ -153,7 +154,7 @@ def logs_of(session: Session, job_id: str, *, rank: int | None, after: int, limi
 
 def steps_per_s(session: Session, job: JobRow) -> float | None:
     """The pace of the active generation, by the median of its last steps; None while it has made none or stands."""
-    if job.state != JobState.RUNNING:
+    if job.state != JobState.RUNNING or job.standstill is not None:
         return None
     statement = (
         select(JobStepRow.seconds)
@@ -208,6 +209,9 @@ def situation(session: Session, job: JobRow, *, poll_s: float, now: datetime) ->
         view,
         unconfirmed=_unconfirmed(usable.nodes, world.node_ids() if world else (), job, heard_since),
         starts=handoffs.starts(session, job),
+        longest_s=longest_step_s(session, job.job_id) if is_late(job, now) else 0.0,
+        hang_restart_s=spec.hang_restart_s,
+        hook_s_max=spec.hook_s_max,
         overspent=overspent(spent_usd, spec.budget_usd),
     )
     return Situation(job.job_id, view, inputs, restart, handoff.handoff_id if handoff else None)
@@ -299,6 +303,7 @@ def _view(
         broken=handoffs.broken_by(session, job),
         errors=_errors(nodes, job),
         unharmed=_unharmed(nodes, job),
+        at_work=_at_work(nodes, job) if is_late(job, now) else (),
         error_at=job.error_at,
         crashes=Crashes.of(job.crashes),
         ranks_left=_ranks_left(session, job) if job.state in (JobState.SUSPENDING, JobState.STOPPING) else 0,
@@ -425,6 +430,10 @@ def _unharmed(nodes: Sequence[NodeRow], job: JobRow) -> tuple[tuple[str, int], .
     those whose processes are stopped, where agents say so of any."""
     at_work = [(node.node_id, rank) for node in nodes for rank in node.ranks if _is_at_work(rank, job)]
     return stopped_among(at_work) or tuple((node, rank["rank"]) for node, rank in at_work)
+
+
+def _at_work(nodes: Sequence[NodeRow], job: JobRow) -> tuple[RankAt, ...]:
+    return tuple(rank_at(node.node_id, rank) for node in nodes for rank in node.ranks if _is_at_work(rank, job))
 
 
 def _is_at_work(rank: Mapping[str, Any], job: JobRow) -> bool:

@@ -21,6 +21,7 @@ from service.jobs.causes import (
     may_be_of_a_node,
     ran_out,
 )
+from service.jobs.stalls import HANGS_MAX, hang_of, standstill
 from service.jobs.tables import JobState
 from service.jobs.view import Action, Do, JobLimits, JobView, Leaving, Loss
 from service.planner.inputs import PlannerDecision, PlannerVerdict
@@ -94,6 +95,8 @@ def _keep_running(view: JobView, limits: JobLimits) -> Action:
         return _carry_through_or_not(view, limits)
     if view.leaving:
         return _answer_notices(view, limits)
+    if (still := standstill(view)) is not None:
+        return Action(Do.NOTHING, still.because, look_again_s=1.0)
     action = _grow_or_stay(view, limits)
     watched = (view.gone or view.silent) and action.look_again_s is None
     return replace(action, look_again_s=1.0) if watched else action
@@ -162,7 +165,7 @@ def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
     from_at = max(view.state_changed_at, view.steps_from_at or view.state_changed_at)
     if view.state is JobState.STARTING and (view.now - from_at).total_seconds() > limits.start_within_s:
         return Loss(f"the start made no step within {limits.start_within_s:.0f} s", FirstCause(FailedPart.START))
-    return None
+    return hang_of(view)
 
 
 def _of_node(node: str, view: JobView) -> FirstCause:
@@ -185,7 +188,8 @@ def _fall_back(view: JobView, limits: JobLimits, lost: Loss) -> Action:
 
 
 def _start_again(view: JobView, limits: JobLimits, lost: Loss) -> Action:
-    return replace(_restart(view, limits, lost.reason, failed_start=_fails(view, lost.cause)), cause=lost.cause)
+    action = _restart(view, limits, lost, failed_start=_fails(view, lost.cause))
+    return replace(action, cause=lost.cause, is_hang=lost.is_hang)
 
 
 def _fails(view: JobView, cause: FirstCause | None) -> bool:
@@ -195,13 +199,19 @@ def _fails(view: JobView, cause: FirstCause | None) -> bool:
     return view.state is JobState.STARTING and not is_of_nodes(cause, unheard=away, leaving=leaving)
 
 
-def _restart(view: JobView, limits: JobLimits, loss: str, *, failed_start: bool) -> Action:
+def _restart(view: JobView, limits: JobLimits, why: Loss, *, failed_start: bool) -> Action:
+    loss = why.reason
     if failed_start and view.failed_starts + 1 >= limits.starts_max:
         reason = f"{limits.starts_max} starts in a row failed; the last one: {loss}"
         return Action(Do.SETTLE, reason, state=JobState.FAILED, failed_start=True)
     crashes = view.crashes
     if view.errors and view.state is JobState.RUNNING:
         crashes = crashes.after(view.last_step, view.errors, view.world.node_ids() if view.world else ())
+    if why.is_hang:
+        crashes = crashes.hung(view.last_step, loss)
+        if crashes.hangs >= HANGS_MAX:
+            reason = f"the job hung {crashes.hangs} times after step {crashes.step}; the last time: {loss}"
+            return Action(Do.SETTLE, reason, state=JobState.FAILED, crashes=crashes)
     if cause := crashes.cause(limits.crashes_max):
         reason = f"the same error ended the job {limits.crashes_max} times after step {crashes.step}: {cause}"
         return Action(Do.SETTLE, reason, state=JobState.FAILED, crashes=crashes)

@@ -49,6 +49,14 @@ class GenerationOut(BaseModel):
         )
 
 
+class StandstillOut(BaseModel):
+    """That a job which runs makes no step for far longer than its steps take."""
+
+    since: datetime = Field(description="When its last step ended.")
+    because: str = Field(description="Which rank the others wait for and where it stands, as far as it is known.")
+    hook: str = Field(description="What the job runs between steps meanwhile; empty: nothing, it stands still.")
+
+
 class JobSummary(BaseModel):
     """One line of the job list."""
 
@@ -62,6 +70,7 @@ class JobSummary(BaseModel):
         description="When its ranks end, with a checkpoint: nodes will go, and nothing fits what stays. "
         "Called off if nodes come before."
     )
+    standstill: StandstillOut | None = Field(description="Null while steps come in their time.")
     active_generation: int | None
     layout: str | None
     nodes: list[str]
@@ -83,6 +92,7 @@ class JobSummary(BaseModel):
             warning=row.warning,
             paused=bool(row.paused_because),
             suspends_at=row.suspends_at,
+            standstill=None if row.standstill is None else StandstillOut.model_validate(row.standstill),
             active_generation=row.active_generation,
             layout=generation.layout if generation else None,
             nodes=generation.nodes if generation else [],

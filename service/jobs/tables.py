@@ -46,7 +46,8 @@ class JobRow(Claimed, Base):
     """One job. `active_generation` changes only by compare-and-set; `due_at` is null once the job has ended.
     `suspended_because`: kept until the job starts again, while `reason` says what it waits for. `suspends_at`: when its
     agents end its ranks, unless that is called off before. `paused_because`: who
-    asked for a pause; empty if nobody did. `emptied_at`: when its steps were deleted, long after its end.
+    asked for a pause; empty if nobody did. `standstill`: since when it makes no step, why, and which hook of it runs
+    meanwhile; null while steps come in their time. `emptied_at`: when its steps were deleted, long after its end.
     `peer_key_at`: when the current key was made; `peer_key_before` is valid too, until it is dropped.
     `no_orders_because`: what is stored of the job makes no order, so that its nodes get none; empty where it does."""
 
@@ -93,6 +94,7 @@ class JobRow(Claimed, Base):
     highest_step: Mapped[int] = mapped_column(default=0)
     lost_steps: Mapped[int] = mapped_column(default=0)
     error_at: Mapped[datetime | None] = mapped_column(default=None)
+    standstill: Mapped[Json | None] = mapped_column(default=None)
     suspended_because: Mapped[str] = mapped_column(default="")
     suspends_at: Mapped[datetime | None] = mapped_column(default=None)
     paused_because: Mapped[str] = mapped_column(default="")
@@ -109,6 +111,11 @@ class JobRow(Claimed, Base):
     state_changed_at: Mapped[datetime]
     due_at: Mapped[datetime | None] = mapped_column(default=None)
     emptied_at: Mapped[datetime | None] = mapped_column(default=None)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether its world stands still, and no hook of it runs."""
+        return self.standstill is not None and not self.standstill["hook"]
 
     @property
     def awaits_checkpoint(self) -> bool:

@@ -63,11 +63,26 @@ class Checkpoint:
 @dataclass(frozen=True, slots=True)
 class Loss:
     """Why the live world cannot continue, in words and typed. `may_pass`: its ranks may all live behind nodes that are
-    silent so far."""
+    silent so far. `is_hang`: all of them are heard, and make no step."""
 
     reason: str
     cause: FirstCause | None
     may_pass: bool = False
+    is_hang: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankAt:
+    """Where a rank of the world is that makes no step, by its agent: in a `hook` of the job for so long, or in this
+    function (`at`), which waits for other ranks or does not. `is_stopped`: its process is, so that it cannot say."""
+
+    node: str
+    rank: int
+    hook: str = ""
+    hook_s: float = 0.0
+    at: str = ""
+    waits: bool = False
+    is_stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +105,10 @@ class JobView:
     `unstepped_since`: when it was started, if it has made no step and is not the job's first.
     `starts`: what those of this job took; `failed_starts`: those in a row that failed by no fault of their nodes.
     `paused_because`: who asked that it stands until it is resumed, empty if nobody did. `overspent`: its budget is
-    spent; empty if it is not, or if there is none. `suspends_at`: when agents end its ranks, since nothing fits what
-    will be left; None where that is not planned.
+    spent; empty if it is not, or if there is none. `at_work`: where the ranks of this world are; `longest_s`: seconds
+    of the longest of the newest steps; both are read where the next step is late. `hang_restart_s`, `hook_s_max`: as in
+    the job file. `suspends_at`: when agents end its ranks, since nothing fits what will be left; None where that is not
+    planned.
     """
 
     state: JobState
@@ -119,6 +136,7 @@ class JobView:
     broken: tuple[Loss, ...] = ()
     errors: tuple[RankError, ...] = ()
     unharmed: tuple[tuple[str, int], ...] = ()
+    at_work: tuple[RankAt, ...] = ()
     error_at: datetime | None = None
     crashes: Crashes = field(default_factory=Crashes)
     ranks_left: int = 0
@@ -127,6 +145,9 @@ class JobView:
     last_step: int = 0
     last_step_at: datetime | None = None
     step_s: float = 0.0
+    longest_s: float = 0.0
+    hang_restart_s: float | None = None
+    hook_s_max: float | None = None
     checkpoint: Checkpoint | None = None
     failed_starts: int = 0
     starts: Starts = field(default_factory=Starts)
@@ -156,7 +177,8 @@ class Do(StrEnum):
 class Action:
     """What to do and why. `look_again_s`: time after which the same facts may lead to another action. `save`: ranks are
     asked for a checkpoint, since the rest may fail. `crashes`, `suspended_because`: to be remembered. `cause`: what
-    ended the world that the job has had. `suspends_at`: when agents are to end the ranks; None: not any more."""
+    ended the world that the job has had; `is_hang`: it stood still. `suspends_at`: when agents are to end the ranks;
+    None: not any more."""
 
     do: Do
     reason: str
@@ -170,6 +192,7 @@ class Action:
     save: bool = False
     crashes: Crashes | None = None
     cause: FirstCause | None = None
+    is_hang: bool = False
     suspended_because: str = ""
     steps_after_s: float = 0.0
     suspends_at: datetime | None = None

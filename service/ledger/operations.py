@@ -176,15 +176,16 @@ def close_lease(session: Session, *, lease: LeaseRow, at: datetime, spent: Seque
 
 
 def recast(session: Session, *, node_id: str, slots: Iterable[int], parts: Sequence[Part]) -> None:
-    """What these slots of a node are now known to have done in times that are accounted already. A measured pause and
-    the time of another job stay as they are. `parts` is in order of time and does not overlap."""
+    """What these slots of a node are now known to have done in times that are accounted already. A measured pause, the
+    time in which a world stood still and that of another job stay as they are. `parts` is in order of time and does not
+    overlap."""
     if not parts:
         return
     overlapping = (
         select(IntervalRow)
         .join(LeaseRow, LeaseRow.lease_id == IntervalRow.lease_id)
         .where(LeaseRow.node_id == node_id, func.coalesce(LeaseRow.ended_at > parts[0].starts_at, True))
-        .where(IntervalRow.slot.in_(sorted(slots)), IntervalRow.cause != Cause.PAUSE)
+        .where(IntervalRow.slot.in_(sorted(slots)), IntervalRow.cause.not_in((Cause.PAUSE, Cause.STALLED)))
         .where(IntervalRow.ends_at > parts[0].starts_at, IntervalRow.starts_at < parts[-1].ends_at)
         .where(func.coalesce(IntervalRow.ends_at > select(KeptRow.kept_from).scalar_subquery(), True))
         .order_by(IntervalRow.lease_id, IntervalRow.slot, IntervalRow.starts_at)

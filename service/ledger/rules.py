@@ -59,7 +59,7 @@ class Origin:
 class SlotFacts:
     """What a report contains about one slot. `stage` is None if no rank runs on it. `has_stepped`: its world has made a
     step, or goes on where a handoff left off. `repeats_until`: the step that the job had reached before its generation
-    began; that other ranks are a step further repeats nothing."""
+    began; that other ranks are a step further repeats nothing. `is_stalled`: no rank of its world makes a step."""
 
     stage: RankStage | None
     generation: int | None
@@ -68,6 +68,7 @@ class SlotFacts:
     has_stepped: bool = True
     step: int = 0
     repeats_until: int = 0
+    is_stalled: bool = False
 
 
 def cause_of(slot: SlotFacts) -> Cause:
@@ -85,6 +86,8 @@ def cause_of(slot: SlotFacts) -> Cause:
         return Cause.FALLBACK_RESTART if slot.from_checkpoint else Cause.BOOTSTRAP
     if slot.generation != slot.active_generation:
         return Cause.BOOTSTRAP
+    if slot.is_stalled:
+        return Cause.STALLED
     return Cause.RECOMPUTE if slot.step < slot.repeats_until else Cause.PRODUCTIVE
 
 

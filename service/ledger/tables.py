@@ -23,6 +23,7 @@ class Cause(StrEnum):
     RECOMPUTE = "recompute"
     IDLE = "idle"
     LOST = "lost"
+    STALLED = "stalled"
     FALLBACK_RESTART = "fallback_restart"
 
 

@@ -9,6 +9,8 @@ from service.planner.measured_steps import EDGE_STEPS, LayoutStep, WorldSteps, a
 
 WORLDS_MAX = 12
 """So many generations of a job are looked at, the newest."""
+LONGEST_OF_STEPS = 1_000
+"""Of so many steps the longest says how long one may take."""
 
 _STEPS_OF_WORLDS = text(
     """
@@ -30,6 +32,17 @@ _STEPS_OF_WORLDS = text(
      ORDER BY worlds.generation DESC, edge.step
     """
 )
+_LONGEST = text(
+    """
+    SELECT coalesce(max(seconds), 0) FROM (
+           SELECT seconds FROM steps WHERE job_id = :job_id ORDER BY finished_at DESC LIMIT :most) AS newest
+    """
+)
+
+
+def longest_step_s(session: Session, job_id: str) -> float:
+    """Seconds of the longest of the job's newest steps; 0 before the first."""
+    return session.execute(_LONGEST, {"job_id": job_id, "most": LONGEST_OF_STEPS}).scalar_one()
 
 
 def step_seconds(session: Session, job_id: str) -> tuple[tuple[str, float], ...]:

@@ -16,6 +16,7 @@ from service.handoffs.queries import open_handoff, placement_of
 from service.jobs import queries
 from service.jobs.rules import next_action
 from service.jobs.schemas import JobPace
+from service.jobs.stalls import standstill
 from service.jobs.tables import ENDED, GenerationRow, JobRow, JobState, RankLogRow
 from service.jobs.view import JobLimits
 from service.nodes.tables import NodeRow
@@ -24,8 +25,6 @@ from service.notices.rules import earliest_deadline, takes_node
 from service.notices.tables import NoticeRow
 from service.outlook.rules import JobNow, OpenMove, Sentence, sentence
 
-STALE_S, STALE_STEPS = 15.0, 5.0
-"""A job has stopped making steps after so long, and so many times its usual step."""
 EXCERPT_LINES = 12
 SEARCHED_MAX = 400
 """Pieces of logs that one search reads, of each generation that is searched."""
@@ -63,10 +62,10 @@ def outlook_of(session: Session, row: JobRow, limits: JobLimits, *, poll_s: floa
     handoff = open_handoff(session, row.job_id)
     going = _going(session, roster, now)
     pace = JobPace.of(row, queries.steps_per_s(session, row))
-    planned = ""
+    planned, still = "", None
     if row.state not in ENDED:
         view = queries.situation(session, row, poll_s=poll_s, now=now).view
-        planned = next_action(view, limits).reason
+        planned, still = next_action(view, limits).reason, standstill(view)
     target = placement_of(handoff) if handoff is not None else None
     said = sentence(
         JobNow(
@@ -86,7 +85,8 @@ def outlook_of(session: Session, row: JobRow, limits: JobLimits, *, poll_s: floa
             ),
             paused=bool(row.paused_because),
             planned=planned,
-            stale_s=_stale_s(row, pace, now),
+            stale_s=None if still is None else (now - still.since).total_seconds(),
+            hook="" if still is None else still.hook,
         )
     )
     notices = [notice for rows in going.values() for notice in rows]
@@ -107,14 +107,6 @@ def _going(session: Session, roster: Roster | None, now: datetime) -> Mapping[st
             if takes_node(NoticeKind(notice.kind)):
                 found[notice.node_id].append(notice)
     return dict(sorted(found.items()))
-
-
-def _stale_s(row: JobRow, pace: JobPace, now: datetime) -> float | None:
-    if row.state != JobState.RUNNING or row.last_step_at is None:
-        return None
-    since_s = (now - max(row.last_step_at, row.state_changed_at)).total_seconds()
-    usual_s = 1.0 / pace.steps_per_s if pace.steps_per_s else 0.0
-    return since_s if since_s > max(STALE_S, STALE_STEPS * usual_s) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,8 @@ class JobNow:
     planned: str
     stale_s: float | None
     """Seconds since the last step where that is much longer than a step takes; None while steps come."""
+    hook: str = ""
+    """What the job runs meanwhile; empty where it stands still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,10 @@ def sentence(job: JobNow) -> Sentence:
 
 def _running(job: JobNow, steps: str) -> Sentence:
     where = f"in {job.layout} on {_nodes(job.nodes)}, {steps}"
-    now = f"Training {where}." if job.stale_s is None else f"No step for {span(job.stale_s)}, {where}."
-    level = Mood.GOOD if job.stale_s is None else Mood.BAD
+    now, level = f"Training {where}.", Mood.GOOD
+    if job.stale_s is not None:
+        runs = f"Runs {job.hook}, no" if job.hook else "No"
+        now, level = f"{runs} step for {span(job.stale_s)}, {where}.", Mood.GOOD if job.hook else Mood.BAD
     going = _going(job)
     if job.handoff is not None:
         move = f"The handoff to {job.handoff.target_layout} on {_nodes(job.handoff.nodes)} {_DOING[job.handoff.state]}."

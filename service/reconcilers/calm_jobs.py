@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from service.jobs.queries import Situation
+from service.jobs.stalls import is_late
 from service.jobs.tables import JobRow, JobState
 from service.jobs.view import Action, Do
 
@@ -43,13 +44,14 @@ class CalmJobs:
         while len(self._kept) > KEPT_MAX:
             self._kept.popitem(last=False)
 
-    def passes(self, job: JobRow, *, due_at: datetime) -> bool:
-        """Whether the job, which is due, needs no look; then it is due again at `due_at`."""
+    def passes(self, job: JobRow, *, now: datetime, due_at: datetime) -> bool:
+        """Whether the job, which is due, needs no look; then it is due again at `due_at`. One without a step for long
+        may stand still."""
         known = self._kept.get(job.job_id)
         if known is None or (job.due_at, job.orders_seq) != (known.due_at, known.orders_seq):
             # Whatever changes a job makes it due, at another time than the look did, or gives it new orders.
             return False
-        if known.passed >= PASSED_MAX or job.state != JobState.RUNNING:
+        if known.passed >= PASSED_MAX or job.state != JobState.RUNNING or is_late(job, now):
             return False
         job.due_at = due_at
         self._kept[job.job_id] = _Looked(due_at, job.orders_seq, known.passed + 1)

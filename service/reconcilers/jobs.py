@@ -25,8 +25,10 @@ from service.jobs.membership import refresh_members
 from service.jobs.operations import close_generation, new_birth, set_state, start_generation, touch
 from service.jobs.queries import Situation, situation
 from service.jobs.rules import lost_steps, next_action
+from service.jobs.stalls import standstill
 from service.jobs.tables import ENDED, JobMemberRow, JobRow, JobState, MemberRole, SourceKind
 from service.jobs.view import Action, Do, JobLimits, JobView
+from service.ledger.stalls import note_standstill
 from service.planner.choices import Candidates
 from service.planner.losses import layouts_by_count, spares, standing_plans
 from service.reconcilers.calm_jobs import LOOK_AT_CALM_S, CalmJobs, LongLooks, look_again_in_s, time_changes_nothing
@@ -104,7 +106,7 @@ def _passes(row: JobRow, now: datetime) -> bool:
     rest_s = _LONG.rest_s(row.job_id, time.monotonic())
     if rest_s > 0.0:
         row.due_at = now + timedelta(seconds=rest_s)
-    elif not _CALM.passes(row, due_at=now + timedelta(seconds=LOOK_AT_CALM_S)):
+    elif not _CALM.passes(row, now=now, due_at=now + timedelta(seconds=LOOK_AT_CALM_S)):
         return False
     row.claim_token, row.claim_expires_at = None, None
     return True
@@ -126,7 +128,8 @@ def _handle(context: Context, claim: Claim) -> None:
         job = session.get_one(JobRow, claim.job_id)
         seen = (job.state, job.active_generation, job.orders_seq)
         facts = situation(session, job, poll_s=context.settings.agent_poll_s, now=now)
-    action = next_action(replace(facts.view, listening_since=context.listening.since), limits)
+    view = replace(facts.view, listening_since=context.listening.since)
+    action, found = next_action(view, limits), standstill(view)
     plans = _plans(facts) if action.do is Do.NOTHING else None
     with context.sessions.begin() as session:
         row = take_back(session, JobRow, key=JobRow.job_id == claim.job_id, token=claim.token)
@@ -136,6 +139,7 @@ def _handle(context: Context, claim: Claim) -> None:
             row.due_at = now
             return
         _schedule(row, claim, action, now=now)
+        note_standstill(session, row, found, now=now)
         if plans is not None:
             _store_plans(session, row, plans, now=now)
         record(session, row, decided(facts, action), now=now)
@@ -153,8 +157,9 @@ def _note_loss(session: Session, job: JobRow, view: JobView, action: Action, *, 
         return
     told = {"at": now, "reason": action.reason, "generation": job.active_generation, "step": view.last_step}
     where = {"node_id": cause.node, "rank": cause.rank}
-    record_incident(session, job, IncidentKind.LOSS, lost_steps=lost_steps(view), **told, **where)
-    settle(session, job, IncidentKind.LOSS, at=now)
+    kind = IncidentKind.HANG if action.is_hang else IncidentKind.LOSS
+    record_incident(session, job, kind, lost_steps=lost_steps(view), **told, **where)
+    settle(session, job, kind, at=now)
 
 
 def _store_wants(session: Session, facts: Situation, action: Action, *, now: datetime) -> None:

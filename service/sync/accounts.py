@@ -110,14 +110,16 @@ def _by_slot(intake: Intake) -> dict[int, RankStatus]:
 
 def _by_stage(intake: Intake, rank: RankStatus) -> Spent:
     origin = _origin(intake, rank.job_id, rank.generation)
+    job = intake.jobs[rank.job_id]
     facts = SlotFacts(
         stage=rank.stage,
         generation=rank.generation,
-        active_generation=intake.jobs[rank.job_id].active_generation,
+        active_generation=job.active_generation,
         from_checkpoint=origin.from_checkpoint,
         has_stepped=origin.is_handoff or rank.step > origin.begun_at,
         step=rank.step,
         repeats_until=origin.repeats_until,
+        is_stalled=job.is_stalled,
     )
     cause = cause_of(facts)
     return Spent(cause) if cause is Cause.IDLE else Spent(cause, rank.job_id, origin.known)

@@ -55,7 +55,7 @@ _PROGRESS = text(
               SELECT jobs.job_id, made.step FROM jobs JOIN made ON made.job_id = jobs.job_id
                WHERE jobs.active_generation = made.generation AND jobs.state = 'running' AND jobs.last_step < made.step
                ORDER BY jobs.job_id FOR NO KEY UPDATE OF jobs SKIP LOCKED),
-         more AS (UPDATE jobs SET last_step = free.step, last_step_at = :now,
+         more AS (UPDATE jobs SET last_step = free.step, last_step_at = :now, standstill = NULL,
                                   highest_step = greatest(jobs.highest_step, free.step)
                     FROM free WHERE jobs.job_id = free.job_id RETURNING jobs.job_id)
     SELECT made.job_id, jobs.job_id IS NOT NULL AS is_busy

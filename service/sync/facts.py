@@ -141,7 +141,7 @@ def _advance(intake: Intake, job: JobRow, *, generation: int, step: int) -> None
     begun_at = (row.checkpoint_step or 0) if row is not None else 0
     if step > job.last_step:
         job.last_step = step
-        job.last_step_at = intake.now
+        job.last_step_at, job.standstill = intake.now, None
         job.highest_step = max(job.highest_step, step)
     if row is not None and row.first_step_at is None and step > begun_at:
         row.first_step_at = intake.now

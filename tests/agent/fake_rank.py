@@ -30,11 +30,14 @@ from agent.protocol.rank import (
     StatusQuery,
     StepReport,
     Stop,
+    WhereaboutsReport,
+    WhereQuery,
     Withdraw,
     WriteCheckpoint,
     decode_command,
     encode_line,
 )
+from agent.protocol.rank_status import Whereabouts
 from agent.protocol.values import Message
 from agent.protocol.worker import RankSpec
 from agent.supervisor.child_entry import LastStep
@@ -43,6 +46,7 @@ from liver_core.handoff import Decision, Order, RankStage, Reason
 
 STEP_S = 0.05
 SLOW_S = 3.0
+IN_DATA = Whereabouts(at="samples (fake_job.py:1)")
 
 
 def run(spec: dict[str, Any], control: socket.socket, last_step: LastStep) -> int:
@@ -181,6 +185,8 @@ class FakeRank:
                 print(f"stopped: {command.reason}")
                 self.save()
                 return 0
+            case WhereQuery():
+                self.say(WhereaboutsReport(where=IN_DATA))
             case StatusQuery():
                 self.say(self.hello())
                 if self.order is not None:

@@ -59,8 +59,8 @@ class RankSetup:
     counts: bool = False  # tell descriptors, threads and groups at the same point of every step
     memory: bool = False  # tell resident bytes too, for which the kernel takes as long as a small step does
     checkpoint_at_boundary: str | None = None
-    checkpoints: tuple[str, int, int] | tuple[str, int, int, float] | None = None
-    """Path, every_steps, keep, waits_s."""
+    checkpoints: tuple[str, int, int] | None = None  # (path, every_steps, keep)
+    checkpoint_waits_s: float = 60.0
     transport: str = "nixl"
     extra_bytes_max: int | None = None
     host_bytes_max: int = 0
@@ -148,7 +148,7 @@ def _run_rank(
         collective_s=setup.bring_up_s,
         stream=StreamSettings(**setup.stream),
     )
-    rule = None if setup.checkpoints is None else CheckpointPlan(*(*setup.checkpoints, 60.0)[:4])
+    rule = None if setup.checkpoints is None else CheckpointPlan(*setup.checkpoints, waits_s=setup.checkpoint_waits_s)
     files = None
     if setup.tensorboard is not None:
         from liver_core.rank.metrics.event_files import EventFiles, EventFolder

@@ -16,7 +16,7 @@ from agent.main import EXIT_BROKEN
 from agent.protocol.sync import DesiredState, SourceState
 from agent.protocol.values import HandoffState
 from agent.supervisor.process import is_alive
-from liver_core.handoff import FailedPart, FailureCause
+from liver_core.handoff import FailedPart, FailureCause, RankStage
 from tests.agent.cluster import JOB_ID, Cluster, cluster, identity_of
 from tests.tiers import sample
 
@@ -299,3 +299,17 @@ def _store_pid(nodes: Cluster, name: str, generation: int) -> int:
     changes = [json.loads(line.partition(" ")[2]) for line in lines]
     (store,) = [each["v"] for each in changes if each["t"] == "store" and each["k"] == f"{JOB_ID}/{generation}"]
     return store["process"]["pid"]
+
+
+@pytest.mark.thorough
+def test_a_leaver_that_is_stopped_while_its_state_moves_counts_as_dead_before_its_deadline() -> None:
+    with cluster(*FOUR, faults={"a": "long_step"}) as nodes:
+        nodes.wait_training(1, FOUR)
+        nodes.announce("d", 100.0)
+        nodes.wait_handoff(HandoffState.READY)
+        stopped = identity_of(nodes.rank("d"))  # type: ignore[arg-type]
+        os.kill(stopped.pid, signal.SIGSTOP)
+        nodes.wait(lambda: not is_alive(stopped), "the end of the rank")
+        assert "on a node that goes, and was killed" in nodes.log_of("d")
+        failed = nodes.wait(lambda: (rank := nodes.rank("d")) and rank.stage is RankStage.FAILED and rank, "its report")
+        assert failed.ended is not None and failed.ended.signal == "SIGKILL"

@@ -10,10 +10,11 @@ from uuid import uuid4
 import pytest
 
 from agent.driver.lifecycle import Births
-from agent.driver.rank_host import Launch, RankHost
+from agent.driver.rank_host import STOPPED_LEAVER_S, Launch, RankHost
 from agent.protocol.peer import SuspensionBody
 from agent.protocol.sync import DesiredState, SourceHandoff
 from agent.supervisor.records import SlotKey
+from agent.supervisor.watchdog import RankPulse
 from liver_core.handoff import FailedPart, FailureCause, Order, ParticipantRecord, RankStage, start_order
 from liver_core.handoff.generations import next_start
 from tests.agent.driver.test_participants import ACTIVE, STORE, WHY, Scene, order
@@ -62,6 +63,26 @@ def test_a_job_that_is_ended_while_its_rank_is_being_started_ends(wish: DesiredS
         return supervisor.stopped
 
     assert asyncio.run(run()) == [KEY]
+
+
+def test_only_a_rank_that_has_been_stopped_for_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[tuple[int, str]] = []
+    supervisor = SimpleNamespace(states={}, kill=lambda key, text: killed.append((key.slot, text)))
+    now = 1_000.0
+    monkeypatch.setattr("agent.driver.rank_host.time.monotonic", lambda: now)
+    for slot, stopped_s in enumerate((0.0, STOPPED_LEAVER_S - 0.1, STOPPED_LEAVER_S, 60.0)):
+        pulse = RankPulse(0.0)
+        if stopped_s:
+            pulse.look(now - stopped_s, stopped=True)
+        supervisor.states[SlotKey("job", slot)] = SimpleNamespace(pulse=pulse)
+    supervisor.states[SlotKey("other", 0)] = supervisor.states[SlotKey("job", 3)]
+    gone_on = RankPulse(0.0)
+    gone_on.look(now - 60.0, stopped=True)
+    gone_on.look(now - 1.0, stopped=False)
+    supervisor.states[SlotKey("job", 4)] = SimpleNamespace(pulse=gone_on)
+    RankHost("job", cast(Any, supervisor), unexpected).kill_stopped()
+    assert [slot for slot, _ in killed] == [2, 3]
+    assert killed[0][1] == "its process was stopped for 15 s on a node that goes, and was killed"
 
 
 class Slow:

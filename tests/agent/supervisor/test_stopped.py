@@ -12,7 +12,8 @@ from uuid import UUID
 import pytest
 
 from agent.protocol.process_end import STOPPED
-from agent.protocol.rank import Failed, StageReport, StepReport
+from agent.protocol.rank import Failed, StageReport, StepReport, WhereaboutsReport
+from agent.protocol.rank_status import Whereabouts
 from agent.supervisor.process import ProcessIdentity, is_stopped, read_start_time
 from agent.supervisor.records import RankRecord, RankState, SlotKey
 from agent.supervisor.supervisor import Supervisor
@@ -104,6 +105,13 @@ def watched(tmp_path: Path) -> Any:
         return supervisor, state, events
 
     return watch
+
+
+def test_that_a_rank_says_where_it_is_is_no_progress(watched: Any) -> None:
+    supervisor, state, events = watched(0.0)
+    before = state.pulse.beat_at
+    supervisor._take_event(KEY, state, WhereaboutsReport(where=Whereabouts(hook="validate")))
+    assert state.pulse.beat_at == before and state.where == Whereabouts(hook="validate") and len(events) == 1
 
 
 @pytest.mark.parametrize("kind", ["failed", "stage"])

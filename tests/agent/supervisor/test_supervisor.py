@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -33,11 +34,13 @@ from agent.supervisor.process import (
 from agent.supervisor.records import RankRecord, SlotKey, StoreKey, StoreRecord
 from agent.supervisor.stores import StoreError, Stores
 from agent.supervisor.supervisor import TERMINATE_S, Supervisor, SupervisorSettings
+from agent.supervisor.watchdog import ASKED_AFTER_S
 from agent.supervisor.zygote_client import ForkRequest, ZygoteError
 from agent.supervisor.zygote_host import ZygoteHost
 from liver_core.handoff import FailedPart, FailureCause, RankStage, Reason, StoreAddress, start_order
 from liver_core.layout import Member, ParallelLayout, Roster, from_json, to_json
 from liver_core.steady_clock import PROCESS_CLOCK
+from tests.agent.fake_rank import IN_DATA
 from tests.agent.waiting import eventually, fake_job, quick_directory
 
 KEY = SlotKey("fake", 0)
@@ -173,6 +176,23 @@ def test_a_rank_whose_process_is_stopped_is_killed_without_waiting_for_it_to_ter
             async with asyncio.timeout(TERMINATE_S / 2):
                 await here.supervisor.stop(KEY, "a newer start", grace_s=0.0)
             assert not is_alive(state.record.process)
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_that_is_killed_ends_for_the_reason_that_was_given_and_where_it_is_can_be_asked(run_dir: Path) -> None:
+    async def scenario() -> None:
+        async with node(run_dir) as here:
+            state = await here.supervisor.launch(here.spec(), "origin")
+            await eventually(lambda: state.hello_received, "hello")
+            state.pulse.beat_at = state.pulse.started_at = time.monotonic() - ASKED_AFTER_S
+            await here.supervisor.ask_silent()
+            await eventually(lambda: state.where is not None, "the answer")
+            assert state.where == IN_DATA
+            send_signal(state.record.process, signal.SIGSTOP)
+            here.supervisor.kill(KEY, "it was stopped on a node that goes")
+            await eventually(lambda: here.exits, "the exit")
+            assert "SIGKILL" in here.exits[0][1].text and "stopped on a node that goes" in here.exits[0][1].text
 
     asyncio.run(scenario())
 

@@ -65,8 +65,8 @@ def test_who_waits_for_a_rank_that_fails_in_no_foreseen_way_waits_no_longer(said
 
 def test_training_goes_on_while_one_rank_cannot_write_and_a_later_checkpoint_is_written(corpus: str, tmp_path: Path):
     job = "tests.liver_core.rank.support.hooked_job:StuckJob"
-    rule = (str(tmp_path), 2, 100, 0.1)
-    setup = setup_of(corpus, tmp_path, job=job, hold_at=(), validate_every=None, checkpoints=rule, last_step=30)
+    more = {"checkpoints": (str(tmp_path), 2, 100), "checkpoint_waits_s": 0.1, "last_step": 30}
+    setup = setup_of(corpus, tmp_path, job=job, hold_at=(), validate_every=None, **more)
     with Cluster(setup) as cluster:
         (first, other) = cluster.launch("DP2", "ab").members
         results = cluster.finish()

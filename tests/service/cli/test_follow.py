@@ -27,7 +27,7 @@ def event(step: int, *, attempt: dict | None = None, state: str = "running", ste
     job = {
         "job_id": "gpt-small-1a2b3c4d", "state": state, "reason": "every rank did its first step",
         "layout": "TP2xPP2xDP1", "nodes": ["a", "b", "c", "d"], "active_generation": 3, "last_step": step,
-        "stop_steps": 500,
+        "stop_steps": 500, "standstill": None,
     }  # fmt: skip
     remaining_s = (500 - step) / steps_per_s if steps_per_s else None
     return {
@@ -54,6 +54,21 @@ EVENTS = [
     ),
     event(500, state="finished", steps_per_s=None),
 ]  # fmt: skip
+
+
+def test_that_no_step_is_made_is_said_once_and_with_each_progress(capsys: pytest.CaptureFixture):
+    view = Lines()
+    since = (datetime.now(UTC) - timedelta(seconds=181)).isoformat()
+    still = event(100, steps_per_s=None)
+    still["job"]["standstill"] = {"since": since, "because": "rank 1 on b stands in samples (j.py:3)", "hook": ""}
+    for each in (still, {**still, "steps": []}):
+        view.show(each)
+    text = "no step for 3 min: rank 1 on b stands in samples (j.py:3)"
+    assert capsys.readouterr().out.splitlines() == [
+        "job      running: every rank did its first step",
+        f"job      running: {text}",
+        f"step     100 of 500 (20 %), loss 4.1250, 0.5 s a step, {text}, TP2xPP2 on 4 nodes",
+    ]
 
 
 def test_in_a_pipe_each_change_is_a_line_with_progress_pace_and_the_time_left(capsys: pytest.CaptureFixture):

@@ -20,8 +20,8 @@ from tests.service.reconcilers.conftest import Fleet
 
 @pytest.fixture
 def looks(monkeypatch) -> Callable[[Fleet], int]:
-    """How many whole looks at the job the next half minute brings: its nodes report in time, and nobody else says
-    anything."""
+    """How many whole looks at the job the next half minute brings: its nodes report steps in time, and nobody else
+    says anything."""
     seen: list[str] = []
     situation = jobs.situation
 
@@ -35,6 +35,7 @@ def looks(monkeypatch) -> Callable[[Fleet], int]:
         for _ in range(int(LOOK_AT_CALM_S / 2) + 1):
             for agent in fleet.agents.values():
                 agent.sync(**fleet.state_of(agent, trains=True))
+            fleet.jump(max(fleet.steps.values()) + 1)
             fleet.clock.advance(2)
         before = len(seen)
         jobs.tick(fleet.context)

@@ -6,7 +6,7 @@ const at = (s: number) => new Date(BEGIN + s * 1000).toISOString()
 export const NOW = BEGIN + 40_000 * 1000
 
 export const job: T.JobOut = {
-  job_id: 'gpt-7b', name: 'GPT 7B, run 4', state: 'running', paused: false, suspends_at: null, reason: 'every rank did its first step', warning: '2 checkpoints in a row failed, the last at step 30: rank 0: No space left on device', layout: 'TP2xPP2xDP2', nodes: ['a-1', 'a-2', 'b-1', 'b-2'],
+  job_id: 'gpt-7b', name: 'GPT 7B, run 4', state: 'running', paused: false, suspends_at: null, standstill: null, reason: 'every rank did its first step', warning: '2 checkpoints in a row failed, the last at step 30: rank 0: No space left on device', layout: 'TP2xPP2xDP2', nodes: ['a-1', 'a-2', 'b-1', 'b-2'],
   last_step: 1999, stop_steps: 5000, lost_steps: 12, active_generation: 6, created_at: at(0), state_changed_at: at(3000), checkpoint_asked: false, open_handoff: null,
   checkpoints: [{ step: 1500, generation: 5, finished_at: at(30_000), path: '/checkpoints/1500', seconds: 12.5, size_bytes: 84e9 }],
   generations: [], layouts_by_count: [{ nodes: 3, layout: { tp: 2, pp: 1, dp: 3 }, reason: '24.1 s predicted per step' }, { nodes: 4, layout: { tp: 2, pp: 2, dp: 2 }, reason: '19.8 s measured per step' }], standing_plans: [], step_seconds: { TP2xPP2xDP2: 19.8 }, pace: { remaining_s: 59_000, steps_per_s: 0.05 },
@@ -17,8 +17,8 @@ export const job: T.JobOut = {
   } as unknown as T.JobOut['spec'],
 } as T.JobOut
 
-export const summary: T.JobSummary = (({ job_id, name, state, paused, suspends_at, reason, warning, layout, nodes, last_step, stop_steps, lost_steps, active_generation, created_at, state_changed_at }) =>
-  ({ job_id, name, state, paused, suspends_at, reason, warning, layout, nodes, last_step, stop_steps, lost_steps, active_generation, created_at, state_changed_at }))(job)
+export const summary: T.JobSummary = (({ job_id, name, state, paused, suspends_at, standstill, reason, warning, layout, nodes, last_step, stop_steps, lost_steps, active_generation, created_at, state_changed_at }) =>
+  ({ job_id, name, state, paused, suspends_at, standstill, reason, warning, layout, nodes, last_step, stop_steps, lost_steps, active_generation, created_at, state_changed_at }))(job)
 const failed: T.JobSummary = { ...summary, warning: '', job_id: 'moe-small', name: 'moe-small', state: 'failed', layout: null, nodes: [], last_step: 40, stop_steps: 1000, reason: 'rank 3 on b-1 ended with exit code 1 three times in a row' }
 
 const NO_COST = { causes: [], egress: { bytes: 0, dollars: null }, saved_unknown_slot_seconds: 0, unpriced_slot_seconds: 0 }

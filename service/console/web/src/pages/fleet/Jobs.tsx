@@ -7,6 +7,7 @@ import type { LedgerJobOut, JobSummary } from '../../api/types'
 import { Chip } from '../../parts/Chip'
 import { count, dollars, layoutName, none, percent, prose } from '../../parts/format'
 import { ListPanel, useList } from '../../parts/ListPanel'
+import { Distance } from '../../parts/Moment'
 import { RANGES, sinceOf, type Range } from '../../parts/range'
 import { Segments } from '../../parts/Segments'
 
@@ -44,7 +45,7 @@ export function Jobs() {
       }}
       columns={[
         { name: 'Job', isLead: true, cell: row => <><Link to="/jobs/$jobId" params={{ jobId: row.job_id }}>{row.job_id}</Link>{row.name !== row.job_id && <div className="quiet small">{row.name}</div>}</> },
-        { name: 'State', cell: row => <Chip state={row.paused ? 'suspended' : row.state}>{row.paused ? 'paused' : undefined}</Chip> },
+        { name: 'State', cell: row => <State of={row} /> },
         { name: 'Layout', cell: row => <span className="nowrap">{layoutName(row.layout)}</span> },
         { name: 'Nodes', isNumber: true, cell: row => row.nodes.length },
         { name: 'Step', isNumber: true, cell: row => <Progress of={row} /> },
@@ -53,10 +54,18 @@ export function Jobs() {
         { name: 'Interruptions cost', isNumber: true, cell: row => dollars(cost(row)?.interruptions_dollars) },
         { name: 'Saved by spot', isNumber: true, cell: row => <Saved of={cost(row)?.saved_dollars} /> },
         { name: 'Steps lost', isNumber: true, cell: row => count(row.lost_steps) },
-        { name: 'Why', isWide: true, cell: row => <>{row.warning && <div className="notice-box warn">{prose(row.warning)}</div>}<span className="soft">{prose(row.reason) || none}</span></> },
+        { name: 'Why', isWide: true, cell: row => <>{row.warning && <div className="notice-box warn">{prose(row.warning)}</div>}<span className="soft">{prose(row.standstill?.because ?? row.reason) || none}</span></> },
       ]}
     />
   )
+}
+
+/** A job that runs and makes no step says so, and what runs instead if something does. */
+function State({ of }: { of: Row }) {
+  if (of.paused) return <Chip state="suspended">paused</Chip>
+  if (!of.standstill) return <Chip state={of.state} />
+  const { hook, since } = of.standstill
+  return <span className="row"><Chip state={of.state} level={hook ? 'info' : 'bad'}>{hook || 'no step'}</Chip><span className="small quiet"><Distance at={since} /></span></span>
 }
 
 function Progress({ of }: { of: Row }) {
