@@ -355,8 +355,7 @@ class JobDriver:
         self._finished.discard(slot)  # The slot may get another process of this job.
         if had_world and not expected:
             _log.warning("job %s: %s", self.job_id, reason.text)
-            seat = self.slots.seat_of(slot, state)
-            lost = {"stage": RankStage.FAILED, "reason": reason, **seat}
+            lost = {"stage": RankStage.FAILED, "reason": reason, **self.slots.seat_of(slot, state)}
             self._lost[slot] = self._status(slot, state).model_copy(update=lost)
         if not expected:
             await self._deaths.tell(slot, reason)

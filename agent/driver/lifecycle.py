@@ -15,7 +15,8 @@ from agent.driver.participants import JobSlots
 from agent.driver.rank_host import STOP_GRACE_S, RankHost
 from agent.link.lone_suspension import LoneSuspension
 from agent.protocol.rank import WriteCheckpoint
-from agent.protocol.sync import DesiredState, JobOrder, RankStatus, SourceCheckpoint, SourceHandoff
+from agent.protocol.sources import SourceCheckpoint, SourceHandoff
+from agent.protocol.sync import DesiredState, JobOrder, RankStatus
 from agent.protocol.values import HandoffCause
 from agent.supervisor.records import StoreKey
 from agent.supervisor.stores import StoreError
@@ -176,6 +177,7 @@ class Births:
             proposer_id=self._node.node_id,
             cause=HandoffCause.CHECKPOINT if checkpoint else HandoffCause.START,
             checkpoint=checkpoint,
+            later=order.later,
         )
 
     def _note_missing(self, order: JobOrder, roster: Roster, mine: list[int], lost: dict[int, RankStatus]) -> None:

@@ -31,4 +31,5 @@ def checkpoint_fact(
     if isinstance(event, CheckpointFailed):
         return CheckpointFact(**told, finished_utc=utc(event.failed_utc), failed=event.reason)
     at = utc(event.finished_utc or now)
-    return CheckpointFact(**told, finished_utc=at, size_bytes=event.size_bytes, seconds=event.seconds)
+    measured = {"size_bytes": event.size_bytes, "seconds": event.seconds}
+    return CheckpointFact(**told, finished_utc=at, loaded=event.loaded, **measured)

@@ -184,6 +184,7 @@ class Checkpointed(Message):
     asked: Count = Field(default=0, description="Number of the request that it answers, 0 without one.")
     generation: Generation | None = Field(default=None, description="The world that wrote it.")
     finished_utc: Amount | None = Field(default=None, description="By the agent's clock, in seconds since 1970.")
+    loaded: bool = Field(default=False, description="That world began from it, and was not asked to.")
 
 
 class CheckpointFailed(Message):

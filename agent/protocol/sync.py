@@ -6,15 +6,25 @@ again until they are acknowledged; the service applies each (agent_incarnation, 
 """
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from uuid import UUID
 
 from pydantic import ConfigDict, Field
 
 from agent.protocol.jobfile import JobFile
 from agent.protocol.rank_status import RankStatus
+from agent.protocol.sources import GenerationSource
 from agent.protocol.values import Amount, HandoffCause, HandoffState, Message, MetricValues, Placement, Step, Url, Utc
-from liver_core.handoff import PROTOCOL_VERSION, CostParts, Decision, Reason, Rung, RungCost, StoreAddress
+from liver_core.handoff import (
+    PROTOCOL_VERSION,
+    CostParts,
+    Decision,
+    LaterCheckpoints,
+    Reason,
+    Rung,
+    RungCost,
+    StoreAddress,
+)
 from liver_core.layout import Member, ParallelLayout, Roster
 from liver_core.layout.limits import (
     GENERATION_MAX,
@@ -221,7 +231,8 @@ class LogChunk(Message):
 
 
 class CheckpointFact(Message):
-    """One checkpoint that is complete on disk, or that failed."""
+    """One checkpoint that is complete on disk, or that failed. `loaded`: the world of `generation` did not write it,
+    but began from it, and had been given another one or none."""
 
     job_id: JobId
     generation: Generation
@@ -232,6 +243,7 @@ class CheckpointFact(Message):
     seconds: Seconds | None = None
     asked: Count = Field(default=0, description="Number of the request that it answers, 0 without one.")
     failed: Text = Field(default="", description="Why it was not written; empty where it is complete.")
+    loaded: bool = False
 
 
 class StoreHosted(Message):
@@ -332,30 +344,6 @@ class DesiredState(StrEnum):
     SUSPENDED = "suspended"
 
 
-class SourceInit(Message):
-    """The generation starts from the job's own initialisation."""
-
-    kind: Literal["init"] = "init"
-
-
-class SourceCheckpoint(Message):
-    """The generation starts from a checkpoint that is complete on storage every member can read."""
-
-    kind: Literal["checkpoint"] = "checkpoint"
-    path: FilePath
-    step: Step
-
-
-class SourceHandoff(Message):
-    """The generation was made by a handoff: never start it afresh, re-adopt it or say that it is lost."""
-
-    kind: Literal["handoff"] = "handoff"
-    handoff_id: UUID
-
-
-GenerationSource = Annotated[SourceInit | SourceCheckpoint | SourceHandoff, Field(discriminator="kind")]
-
-
 class StandingPlan(Message):
     """What to do at once if exactly these nodes go. Never carries a generation: that is burned at opening."""
 
@@ -419,6 +407,7 @@ class JobOrder(Message):
         default=None, description="Names the generation's birth: same number but another origin means a stale world."
     )
     source: GenerationSource | None = None
+    later: LaterCheckpoints | None = Field(default=None, description="What a start may take instead of `source`.")
     roster: Roster | None = None
     next_generation: Generation = Field(description="Lowest number the service has never seen used.")
     peers: dict[NodeId, Url] = Field(default_factory=dict, max_length=NODES_MAX)

@@ -32,12 +32,13 @@ from liver_core.handoff.messages import Decision, FailureCause, Order, RankStage
 from liver_core.layout import Member
 from liver_core.layout.limits import NAME_CHARS_MAX, fitting
 from liver_core.rank.after_step import CheckpointPlan, Ending
+from liver_core.rank.checkpoint_writer import tellers
 from liver_core.rank.droppable_step import DropRule
 from liver_core.rank.loop import RankLoop
 from liver_core.rank.prepare.prepare_settings import PrepareSettings
 from liver_core.rank.step_boundary import StepTotals
 from liver_core.rank.store_exchange import cause_of
-from liver_core.state.checkpoint_files import announce_start
+from liver_core.state.checkpoint_files import COMPLETE_FILE, announce_start
 from liver_core.state.replay_check import check_replay
 from liver_core.state.small_state import TrainingProgress
 from liver_core.state.step_counts import UnsupportedState
@@ -263,6 +264,8 @@ class Worker:
         log(f"{text}{f' ({reason})' if reason else ''}")
         if self.ordered[0] == request.handoff_id:
             measures = {**measures, "ordered_at_utc": self.ordered[1]}
+        if stage is RankStage.PREPARED and request.source is None:
+            self._tell_what_was_loaded(request)
         self.control.say(
             rank.StageReport(
                 handoff_id=uuid.UUID(request.handoff_id),
@@ -276,6 +279,18 @@ class Worker:
                 decision=self._decision(request),
             )
         )
+
+    def _tell_what_was_loaded(self, request: Order) -> None:
+        """Where a start found a later checkpoint than it was given, nobody else has heard of that one."""
+        made = None if self.loop is None else self.loop.following
+        if made is None or made.small is None or made.loaded == request.checkpoint:
+            return
+        if made.target_rank in tellers(request.target):
+            said = {"path": made.loaded, "step": int(made.small["step"]), "generation": request.generation}
+            finished_utc = utc_now()
+            with contextlib.suppress(OSError):
+                finished_utc = min(finished_utc, os.stat(Path(made.loaded, COMPLETE_FILE)).st_mtime)
+            self.control.say(rank.Checkpointed(**said, finished_utc=finished_utc, loaded=True))
 
     def _warm_up_once(self) -> None:
         """Do once and soon what the first handoff would have to do under pressure."""

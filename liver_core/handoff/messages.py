@@ -20,6 +20,7 @@ from liver_core.layout.limits import (
     Count,
     Digest,
     ExitCode,
+    FilePath,
     Generation,
     JobId,
     Name,
@@ -159,11 +160,13 @@ class Rung(StrEnum):
 
 
 class FailedPart(StrEnum):
-    """What failed first. `peer`: some rank did, and only the others have reported it; `start`: a start made no step."""
+    """What failed first. `checkpoint`: the one that a start began from cannot be loaded. `start`: a start made no step.
+    `peer`: some rank failed, and only the others have reported it."""
 
     RANK = "rank"
     STORE = "store"
     NODE = "node"
+    CHECKPOINT = "checkpoint"
     START = "start"
     PEER = "peer"
 
@@ -174,7 +177,7 @@ class FailureCause:
 
     `signal` or `exit_code` where a process ended; `step`: the last one that it had made. `peer`: which rank of the
     present world another one could not read, where a rank is only missed. `newer_start`: the number of a newer
-    start, of which this one's store of checkpoints tells."""
+    start, of which this one's store of checkpoints tells. `checkpoint`: the path of the one that cannot be loaded."""
 
     what: FailedPart
     signal: ShortText | None = None
@@ -182,6 +185,7 @@ class FailureCause:
     step: Count | None = None
     peer: Rank | None = None
     newer_start: Generation | None = None
+    checkpoint: FilePath | None = None
 
 
 OUT_OF_TIME = "out of time"
@@ -288,12 +292,26 @@ class WorldStage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaterCheckpoints:
+    """The checkpoints that a start may take instead of the one that it is given: the job itself wrote them to `folder`,
+    after a step above `above`, in a world of generation `since` or a newer one. Whoever ordered the start may not have
+    heard of them."""
+
+    __pydantic_config__ = STRICT
+
+    folder: FilePath
+    above: Count
+    since: AnyGeneration = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """The whole wanted state of one participant.
 
     `source` is the roster of the parent generation, None only when the job has no world yet. On the checkpoint rung the
     source is given up, not read: its members end their ranks, so that two worlds can never step side by side, and every
-    target loads `checkpoint` (empty: the job starts from its first step), pinned here so that all load the same.
+    target loads `checkpoint` (empty: the job starts from its first step), pinned here so that all load the same. A
+    start prefers one of `later`, which rank 0 chooses for all.
     `target_revision` is the plan revision in which target and rung became what they are: while it stays, a newer
     revision only brings the deadline nearer, and a rank keeps what it has built and received. `deadline_utc` and
     `issued_at` are seconds since 1970, UTC; after `deadline_utc` a participant that has not reached the boundary aborts
@@ -323,6 +341,7 @@ class Order:
     issued_at: UtcSeconds
     reason: Reason | None = None
     checkpoint: CheckpointPath = ""
+    later: LaterCheckpoints | None = None
     protocol_version: OwnVersion = PROTOCOL_VERSION
 
     @property
@@ -371,8 +390,10 @@ def start_order(
     proposer_id: str,
     cause: str = "start",
     checkpoint: str = "",
+    later: LaterCheckpoints | None = None,
 ) -> Order:
-    """The order that makes a first world: nothing is taken over, `checkpoint` is loaded where there is one."""
+    """The order that makes a first world: nothing is taken over, `checkpoint` is loaded where there is one, or a newer
+    one of `later`."""
     return Order(
         job_id=target.job_id,
         handoff_id=HandoffId(handoff_id),
@@ -394,6 +415,7 @@ def start_order(
         report_seq=0,
         issued_at=issued_at,
         checkpoint=checkpoint,
+        later=later,
     )
 
 

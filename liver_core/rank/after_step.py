@@ -23,7 +23,7 @@ from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.boundary_requests import BoundaryRequests
 from liver_core.rank.checkpoint_writer import LAST_CHECKPOINT_S, CheckpointWriter
 from liver_core.rank.metrics.step_metrics import StepMeasures, StepMetrics
-from liver_core.state.checkpoint_files import STEP
+from liver_core.state.checkpoint_files import STEP, Author
 from liver_core.state.megatron_arguments import megatron_arguments
 from liver_core.state.small_state import TrainingProgress, collect
 from liver_core.training.job import TrainingJob
@@ -181,6 +181,7 @@ class AfterStep:
     def _write(self, active: ActiveWorld, small: dict[str, Any], *, asked: int = 0) -> None:
         assert self._rule is not None
         path, arguments = self._rule.path_of(small["step"]), megatron_arguments(self._job, active.state, active.world)
+        small = small | Author(active.world.roster.job_id, active.world.generation).as_json()
         self._metrics.soon()
         with self._named("checkpoint"):
             self._writer.start(active, small, arguments, path, keep=self._rule.keep, asked=asked)

@@ -39,9 +39,10 @@ CONNECT = "connect"
 class NextWorld:
     """What preparation made: for a target its world, state, plan and endpoint; for a leaver only the endpoint.
 
-    `small`: the small state of the loaded checkpoint. `boundary`: what the source world published at its boundary.
-    `verdict`: how the state moves, once all ranks have agreed. If there is a `rescue`, it comes before world, state and
-    plan. `measures`: seconds per phase, and bytes. `placement`: which parts of a target's world wait in host memory.
+    `loaded`: the path of the checkpoint that a start began from; `small`: its small state. `boundary`: what the source
+    world published at its boundary. `verdict`: how the state moves, once all ranks have agreed. If there is a `rescue`,
+    it comes before world, state and plan. `measures`: seconds per phase, and bytes. `placement`: which parts of a
+    target's world wait in host memory.
     `account`: the memory that the handoff may take and has taken. `lacks_communicators`: the ranks of the target world
     must make those of their GPUs before the cutover, within `connect_s`; known to leavers too. `first_forward`: when
     its device begins the first forward pass, which ends the pause.
@@ -63,6 +64,7 @@ class NextWorld:
     target_stream: LiveTarget | None = None
     verdict: Verdict | None = None
     rescue: Rescue | None = None
+    loaded: str = ""
     small: dict[str, Any] | None = None
     boundary: dict[str, Any] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)

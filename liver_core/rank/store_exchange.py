@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from liver_core.handoff.messages import Decision, FailedPart, FailureCause
-from liver_core.state.checkpoint_files import NewerStart
+from liver_core.state.checkpoint_files import DamagedCheckpoint, NewerStart
 from liver_core.transport.protocol import TransportError, TransportTimeout
 from liver_core.worlds.groups import STORE_ANSWER_S, STORE_PATIENCE_S, NoStore, misses_a_peer
 
@@ -244,12 +244,15 @@ def _unless_raised(found: bytes | Exception | None) -> bytes | None:
 
 def cause_of(error: BaseException | None) -> FailureCause | None:
     """What an error of a rank, or one behind it, says of what failed first: the store, or another rank, which this one
-    only misses; or that this start is not the newest. None where none tells: then it is this rank itself."""
+    only misses; or that this start is not the newest, or its checkpoint damaged. None where none tells: then it is this
+    rank itself."""
     chain = list(_with_causes(error))
     if any(isinstance(each, StoreLost | NoStore) for each in chain):
         return FailureCause(FailedPart.STORE)
     if newer := next((each.generation for each in chain if isinstance(each, NewerStart)), None):
         return FailureCause(FailedPart.START, newer_start=newer)
+    if damaged := next((each.path for each in chain if isinstance(each, DamagedCheckpoint)), None):
+        return FailureCause(FailedPart.CHECKPOINT, checkpoint=damaged)
     if any(isinstance(each, TimeoutError | TransportTimeout) or misses_a_peer(each) for each in chain):
         missed = (each.peer for each in chain if isinstance(each, TransportError) and each.peer is not None)
         return FailureCause(FailedPart.PEER, peer=next(missed, None))

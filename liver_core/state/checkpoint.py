@@ -31,11 +31,14 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.common import TorchCommonSaveStrategy
 from torch.distributed.checkpoint.api import CheckpointException
 
+from liver_core.state.checkpoint_damage import is_torn
 from liver_core.state.checkpoint_files import (
     FILES_FILE,
     NEEDED_FILES,
     SMALL_STATE_FILE,
     STEP,
+    CheckpointError,
+    DamagedCheckpoint,
     LeaseStanding,
     digested,
     is_replaced_by,
@@ -50,7 +53,7 @@ from liver_core.state.kept_settings import (
     with_rates_that_count,
 )
 from liver_core.state.live_state import LiveState
-from liver_core.state.megatron_checkpoint import ANY_LAYOUT, CheckpointError, read_megatron_checkpoint
+from liver_core.state.megatron_checkpoint import ANY_LAYOUT, read_megatron_checkpoint
 from liver_core.state.megatron_optimizer import (
     attach_moments,
     distributed_optimizer,
@@ -331,7 +334,8 @@ def load_checkpoint(
     path: str, job: TrainingJob, world: MegatronWorld, state: TrainState, live: LiveState
 ) -> dict[str, Any]:
     """Load masters, moments and weights of `path` into a world of any layout that it can be cut to. Returns the small
-    state. `path`: a checkpoint of ours, or one of Megatron's training.
+    state. `path`: a checkpoint of ours, or one of Megatron's training. Raises CheckpointError, and DamagedCheckpoint
+    where no world could load it.
 
     A collective of `world`. Call it under `building(world)` or when `world` is active.
     """
@@ -356,6 +360,8 @@ def load_checkpoint(
         loaded: Any = dist_checkpointing.load(wanted, path)
     except (Exception, CheckpointException) as error:
         # Megatron passes on errors of its strategies and of torch. Add which checkpoint it was.
+        if is_torn(error):
+            raise DamagedCheckpoint(path, error_text(error).partition(". ")[0]) from error  # The rest is advice.
         raise CheckpointError(f"checkpoint {path}: {error_text(error)}{theirs.advice if theirs else ''}") from error
     module.load_state_dict(loaded["model"])
     with theirs.loading_optimizer(state) if theirs else keeping_settings(state):

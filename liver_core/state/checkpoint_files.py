@@ -1,13 +1,16 @@
-"""What a checkpoint's files are called, for those that write, load and export them. Without torch and Megatron."""
+"""What files a checkpoint has, for those that write, load and export them. Without torch and Megatron."""
 
 import hashlib
+import json
 import os
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from liver_core.handoff.generations import may_replace
+from liver_core.handoff.messages import LaterCheckpoints
 
 COMPLETE_FILE = "metadata.json"
 TENSORS_FILE = ".metadata"
@@ -19,10 +22,22 @@ SMALL_STATE_FILE = "liver_small_state.json"
 NEEDED_FILES = (COMPLETE_FILE, SMALL_STATE_FILE)
 """A checkpoint of ours is complete where it has both."""
 FILES_FILE = "liver_files.json"
-"""Size in bytes and SHA-256 of each other file of a checkpoint of ours, by name."""
+"""Size in bytes and SHA-256 of each other file, by its name. A checkpoint of an older version lacks it."""
 _OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
 ARGUMENTS = "megatron_arguments"
 """Their name among what is not cut into shards."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written or read. The text names the path and the rule."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint that no world can load: what its own files hold shows it."""
+
+    def __init__(self, path: str, damage: str) -> None:
+        super().__init__(f"checkpoint {path} cannot be loaded: {damage}")
+        self.path = path
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +50,8 @@ class LeaseStanding:
 
 STEP = "step-"
 """Begins the name of a checkpoint's folder; the number of its step follows."""
+THEIRS = "iter_"
+"""Begins the name of a folder that Megatron's training wrote."""
 STARTED = ".started-"
 """Begins the name of a file beside the checkpoints of a job, which says that a world of this generation was started."""
 
@@ -80,20 +97,16 @@ def _replacing(starts: Iterable[int], generation: int) -> list[int]:
     return [other for other in starts if may_replace(other, generation)]
 
 
-def whole_or_later(path: str, job_id: str) -> str:
-    """`path` where it is a complete checkpoint. Else the newest complete one of a later step beside it, where this job
-    writes: it went on and removed this one, and who asks for it had not heard of those that came after it. `path` where
-    there is none."""
-    folder = Path(path)
-    if is_complete(folder) or not folder.name.startswith(STEP) or not starts_in(folder.parent, job_id):
-        return path
-    beside = (entry for entry in folder.parent.glob(f"{STEP}*") if entry.name[len(STEP) :].isdecimal())
-    return str(max((entry for entry in beside if entry > folder and is_complete(entry)), default=folder))
+@dataclass(frozen=True, slots=True)
+class Author:
+    """The world that wrote a checkpoint, as its small state names it."""
 
+    job_id: str
+    generation: int
 
-def is_complete(folder: Path) -> bool:
-    """Whether it holds a complete checkpoint of ours."""
-    return all((folder / name).is_file() for name in NEEDED_FILES)
+    def as_json(self) -> dict[str, Any]:
+        """To be added to the small state."""
+        return {"author": {"job_id": self.job_id, "generation": self.generation}}
 
 
 def digested(folder: Path, rank: int, *, only: Container[str] | None = None) -> dict[str, tuple[int, str]]:
@@ -131,3 +144,65 @@ def _digest(path: Path) -> tuple[int, str]:
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return file.tell(), digest
+
+
+def author_of(folder: Path) -> Author | None:
+    """Who wrote it; None where that cannot be read, and where an older version wrote it."""
+    try:
+        said = json.loads((folder / SMALL_STATE_FILE).read_text())["author"]
+        return Author(str(said["job_id"]), int(said["generation"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def later_ones(job_id: str, later: LaterCheckpoints) -> Iterator[Path]:
+    """The checkpoints that a start may take instead of the one it is given, the newest first; perhaps damaged."""
+    found = ((step_of(entry), entry) for entry in Path(later.folder).glob(f"{STEP}*"))
+    for step, entry in sorted(((step, entry) for step, entry in found if step is not None), reverse=True):
+        if step <= later.above:
+            return
+        author = author_of(entry)
+        if author is not None and author.job_id == job_id and author.generation >= later.since:
+            yield entry
+
+
+def step_of(folder: Path) -> int | None:
+    """The step after which it was written, by its name; None where it is not one of our names."""
+    number = folder.name.removeprefix(STEP)
+    return int(number) if number != folder.name and number.isascii() and number.isdecimal() else None
+
+
+def missing_file(folder: Path) -> str:
+    """The first file that a complete checkpoint has and this one lacks, empty if it lacks none. Raises OSError where
+    that cannot be told."""
+    needed = MEGATRON_FILES if folder.name.startswith(THEIRS) else (*MEGATRON_FILES, SMALL_STATE_FILE)
+    return next((name for name in needed if _size_of(folder / name) is None), "")
+
+
+def wrong_size(folder: Path, sizes: Iterable[tuple[str, int]]) -> str:
+    """What is wrong with the first of these files that has fewer bytes than it should. Empty if none has. Raises
+    OSError where that cannot be told."""
+    for name, expected in sizes:
+        size = _size_of(folder / name)
+        if size is None or size < expected:
+            return f"{name} has {size or 0} of {expected} bytes"
+    return ""
+
+
+def noted_sizes(folder: Path) -> list[tuple[str, int]] | None:
+    """The files of a checkpoint and how many bytes each had when it was written; None where nobody noted that. Raises
+    OSError, and ValueError where the note cannot be read."""
+    try:
+        noted = json.loads((folder / FILES_FILE).read_text())
+        return sorted((str(name), int(bytes_and_digest[0])) for name, bytes_and_digest in noted.items())
+    except FileNotFoundError:
+        return None
+    except (AttributeError, TypeError, LookupError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _size_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None

@@ -17,7 +17,7 @@ from megatron.core.dist_checkpointing import load_common_state_dict
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from liver_core.layout import ParallelLayout
-from liver_core.state.checkpoint_files import MEGATRON_FILES
+from liver_core.state.checkpoint_files import MEGATRON_FILES, THEIRS, CheckpointError
 from liver_core.state.kept_settings import keeping_settings, schedule_refusal
 from liver_core.state.live_state import LiveState
 from liver_core.state.megatron_arguments import megatron_arguments
@@ -36,10 +36,6 @@ OF_THE_MODEL = (
     *("add_bias_linear", "add_qkv_bias", "swiglu", "squared_relu", "quick_geglu"),
     *("untie_embeddings_and_output_weights", "multi_latent_attention", "num_experts", "bf16", "fp16"),
 )
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint cannot be written or read. The text names the path and the rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +146,7 @@ class MegatronCheckpoint:
 def read_megatron_checkpoint(path: str) -> MegatronCheckpoint | None:
     """None if the folder is not one of Megatron's training. Raises CheckpointError if it is, but cannot be loaded."""
     folder = Path(path)
-    if not folder.name.startswith("iter_"):
+    if not folder.name.startswith(THEIRS):
         return None
     _check_files(folder)
     try:
@@ -161,7 +157,7 @@ def read_megatron_checkpoint(path: str) -> MegatronCheckpoint | None:
     arguments = vars(common["args"]) if "args" in common else {}
     if "consumed_train_samples" not in arguments or "iteration" not in common:
         raise _refused(path, "common.pt has no iteration and consumed_train_samples, so training did not write it")
-    if common["iteration"] != int(folder.name.removeprefix("iter_")):
+    if common["iteration"] != int(folder.name.removeprefix(THEIRS)):
         raise _refused(path, f"iteration is {common['iteration']} there; the folder must have its name")
     if arguments.get("no_save_optim") or "opt_param_scheduler" not in common:
         raise _refused(path, "has no optimizer state; write it without --no-save-optim")

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import FileSystemReader
 
-from liver_core.state.checkpoint_files import ARGUMENTS, COMMON_FILE, MEGATRON_FILES, SMALL_STATE_FILE, TENSORS_FILE
+from liver_core.state.checkpoint_damage import damage_of
+from liver_core.state.checkpoint_files import ARGUMENTS, COMMON_FILE, SMALL_STATE_FILE
 
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
 NEEDED_ARGUMENTS = ("num_layers", "hidden_size", "num_attention_heads", "global_batch_size")
@@ -54,6 +54,10 @@ NOT_EXPORTED = ("num_experts", "multi_latent_attention")
 
 class ExportError(RuntimeError):
     """A checkpoint cannot be exported. The text names the path or field and the rule."""
+
+
+class DamagedSource(ExportError):
+    """The checkpoint itself cannot be loaded by anybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +104,8 @@ def export_checkpoint(source: Path, folder: Path) -> Exported:
 def _small_state(source: Path) -> dict[str, Any]:
     if not source.is_dir():
         raise ExportError(f"checkpoint {source}: is not a folder on this machine")
-    for name in (*MEGATRON_FILES, SMALL_STATE_FILE):
-        if not (source / name).is_file():
-            raise ExportError(f"checkpoint {source}: {name} is missing, so it is not a complete checkpoint")
-    _check_sizes(source)
+    if damage := damage_of(source):
+        raise DamagedSource(f"checkpoint {source}: {damage}")
     return _read(source, SMALL_STATE_FILE, lambda path: json.loads(path.read_text()))
 
 
@@ -121,18 +123,6 @@ def _arguments(source: Path, common: dict[str, Any]) -> dict[str, Any]:
         said = f"{found[0]} is {arguments[found[0]]}"
         raise ExportError(f"checkpoint {source}: {said}; only dense models with plain attention can be exported")
     return arguments
-
-
-def _check_sizes(source: Path) -> None:
-    """Whether the files of tensors are as long as what they should hold."""
-    metadata = _read(source, TENSORS_FILE, lambda path: FileSystemReader(path.parent).read_metadata())
-    ends = dict[str, int]()
-    for part in metadata.storage_data.values():
-        ends[part.relative_path] = max(ends.get(part.relative_path, 0), part.offset + part.length)
-    for name, end in sorted(ends.items()):
-        size = (source / name).stat().st_size if (source / name).is_file() else 0
-        if size < end:
-            raise ExportError(f"checkpoint {source}: {name} has {size} of {end} bytes, so the checkpoint is damaged")
 
 
 def _read(source: Path, name: str, reader: Callable[[Path], Any]) -> Any:
@@ -237,7 +227,7 @@ def main(arguments: list[str]) -> int:
     try:
         said = asdict(export_checkpoint(source, folder))
     except (ExportError, OSError) as error:
-        said = {"error": str(error)}
+        said = {"error": str(error), "damaged": isinstance(error, DamagedSource)}
     sys.stdout.write(json.dumps(said) + "\n")
     return int("error" in said)
 

@@ -20,7 +20,7 @@ from service.cli.which import JobId, find_job
 EXAMPLES = {
     "stop": "Example: liver jobs stop gpt-small-1a2b3c4d",
     "pause": "Example: liver jobs pause gpt-small-1a2b3c4d",
-    "resume": "Example: liver jobs resume gpt-small-1a2b3c4d --steps 10000",
+    "resume": "Example: liver jobs resume gpt-small-1a2b3c4d --from-step 4000 --steps 10000",
     "update": "Example: liver jobs update gpt-small-1a2b3c4d --nodes-max 8",
     "delete": "Example: liver jobs delete gpt-small-1a2b3c4d --yes",
     "rotate_key": "Example: liver jobs rotate-key gpt-small-1a2b3c4d",
@@ -91,13 +91,18 @@ def pause(
 def resume(
     job_id: JobId,
     steps: Annotated[int | None, typer.Option(min=1, help="Its new stop.steps; without it, as before.")] = None,
+    from_step: Annotated[
+        int | None, typer.Option(min=0, help="Which checkpoint; without it, the newest that is not damaged.")
+    ] = None,
     service_url: ServiceUrl = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Continue a paused, stopped, finished or failed job from its newest checkpoint, once enough nodes are ready."""
+    """Continue a paused, stopped, finished or failed job from its newest checkpoint, once enough nodes are ready.
+
+    With --from-step it goes back: no start uses later checkpoints any more, until the job writes them anew."""
     client = connect(service_url, token_file)
-    body = {} if steps is None else {"steps": steps}
+    body = {name: value for name, value in (("steps", steps), ("from_step", from_step)) if value is not None}
     job = client.post(f"/api/v1/jobs/{find_job(client, job_id)}/resume", content=json.dumps(body).encode())
     _say(job, f"{job['state']}, it goes on as soon as it can", as_json=as_json)
 

@@ -144,7 +144,7 @@ def show(
     job = client.get(f"/api/v1/jobs/{find_job(client, job_id)}")
     if as_json:
         return print_json(job)
-    checkpoint = max(job["checkpoints"], key=lambda item: item["step"], default=None)
+    checkpoint = max(_usable(job), key=lambda item: item["step"], default=None)
     print_details(
         (
             ("job", job["job_id"]),
@@ -156,6 +156,7 @@ def show(
             ("pace", no_step(job) or _pace(job["pace"])),
             ("step time", ", ".join(f"{name} {seconds(value)}" for name, value in job["step_seconds"].items())),
             ("checkpoint", f"step {checkpoint['step']} in {checkpoint['path']}" if checkpoint else "none"),
+            *((f"step {item['step']} damaged", item["damage"]) for item in job["checkpoints"] if item["damage"]),
             ("open handoff", job["open_handoff"] or ""),
         )
     )
@@ -173,6 +174,11 @@ def show(
     ]
     typer.echo("")
     print_table(GENERATIONS, rows, empty="no generation yet")
+
+
+def _usable(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """The checkpoints that a start may use."""
+    return [item for item in job["checkpoints"] if item["damage"] is None and not item["left_behind"]]
 
 
 def _pace(pace: dict[str, float | None]) -> str:
@@ -207,7 +213,7 @@ def checkpoint(
         if time.monotonic() >= ends_at:
             fail(f"no checkpoint within {wait_s:.0f} s; liver jobs logs {job['job_id']} says why if writing failed")
         time.sleep(CHECKPOINT_LOOK_S)
-    newest = max(job["checkpoints"], key=lambda item: item["step"], default=None)
+    newest = max(_usable(job), key=lambda item: item["step"], default=None)
     failed = next(iter(client.get(f"{path}/incidents?limit=1")), None)
     if failed is not None and failed["kind"] == "checkpoint" and failed["over_at"] is None:
         fail(f"the checkpoint of step {failed['step']} failed: {failed['reason']}")
@@ -245,8 +251,9 @@ def export(
     else:
         client = connect(service_url, token_file)
         job_id = find_job(client, source)
-        every = client.listed(f"/api/v1/jobs/{job_id}/checkpoints", limit=1, every=step is not None)
-        checkpoint = _checkpoint_of(job_id, every, step)
+        checkpoint = _checkpoint_of(
+            job_id, client.listed(f"/api/v1/jobs/{job_id}/checkpoints", limit=1, every=True), step
+        )
     made = _export_with(python, checkpoint, to)
     if as_json:
         return print_json(made)
@@ -257,18 +264,27 @@ def export(
 
 
 def _checkpoint_of(job_id: str, found: list[dict[str, Any]], step: int | None) -> Path:
-    paths = {item["step"]: Path(item["path"]) for item in found}
-    if not paths:
+    if not found:
         fail(f"job {job_id} has no checkpoint; liver jobs checkpoint writes one while it runs")
-    return _at_step(paths, step, f"job {job_id}")
+    damage = {item["step"]: item["damage"] for item in found if item["damage"]}
+    newest = max((item["step"] for item in found if not item["left_behind"]), default=None)
+    wanted = newest if step is None else step
+    if wanted in damage:
+        others = ", ".join(str(item["step"]) for item in found[::-1] if item["step"] not in damage)
+        fail(f"step {wanted} is damaged: {damage[wanted]}; --step takes another one: {others or 'there is none'}")
+    return _at_step({item["step"]: Path(item["path"]) for item in found}, wanted, f"job {job_id}")
 
 
 def _checkpoint_in(folder: Path, step: int | None) -> Path:
     """`folder` itself if it is a checkpoint, or one of those in it."""
-    paths = {int(path.name[5:]): path for path in folder.glob("step-*") if path.name[5:].isdigit()}
+    paths = _steps_in(folder)
     if not paths and step is not None:
         fail(f"--step {step}: {folder} is not a folder with checkpoints step-N; leave --step out for one checkpoint")
     return _at_step(paths, step, str(folder)) if paths else folder
+
+
+def _steps_in(folder: Path) -> dict[int, Path]:
+    return {int(path.name[5:]): path for path in folder.glob("step-*") if path.name[5:].isdigit()}
 
 
 def _at_step(paths: dict[int, Path], step: int | None, whose: str) -> Path:
@@ -290,6 +306,11 @@ def _export_with(python: str, checkpoint: Path, folder: Path) -> dict[str, Any]:
         said = json.loads(done.stdout)
     except ValueError:
         fail(f"the export ended with status {done.returncode}; what it printed says why")
+    if said.get("damaged"):
+        others = ", ".join(
+            str(step) for step, path in sorted(_steps_in(checkpoint.parent).items()) if path != checkpoint
+        )
+        fail(f"{said['error']}; it is damaged, and --step takes another one: {others or 'there is none'}")
     if "error" in said:
         fail(said["error"])
     return said

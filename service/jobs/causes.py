@@ -19,6 +19,11 @@ FIRST_CAUSE_WITHIN_S = 1.5
 """Ranks feel that a peer is gone before its agent has reported how it ended, by no more than this."""
 SHUT_DOWN_BY = ("SIGTERM", "SIGKILL")
 """How a machine that goes ends the processes on it, the ranks perhaps before the agent."""
+_WORDS = {
+    "peer": "a rank that no agent has named",
+    "start": "no step was made",
+    "checkpoint": "its checkpoint cannot be loaded",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +186,7 @@ def in_words(cause: Mapping[str, Any] | None) -> str:
     """A stored cause for people, empty without one."""
     if cause is None:
         return ""
-    what = {"peer": "a rank that no agent has named", "start": "no step was made"}.get(cause["what"], cause["what"])
+    what = _WORDS.get(cause["what"], cause["what"])
     if cause["what"] == FailedPart.PEER and cause["rank"] is not None:
         what = f"not reached by another rank: rank {cause['rank']}"
     elif cause["rank"] is not None:

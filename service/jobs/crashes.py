@@ -33,11 +33,13 @@ class RankError:
     @classmethod
     def of(cls, node: str, rank: Mapping[str, Any]) -> "RankError":
         """Of a rank of this node, as its agent reported it."""
-        text, said = (rank.get("reason") or {}).get("text", ""), said_of(rank)
+        text, said, end = (rank.get("reason") or {}).get("text", ""), said_of(rank), end_of(rank)
         shown = f"rank {rank['rank']} on node {node} is {rank['stage']}" + f": {text}" * bool(text)
         if said is not None and said.what is FailedPart.NODE:
             shown = text  # Agents ended it, since a node goes: it did as it was told.
-        return cls(shown, text, node, rank["rank"], rank["step"], said, end_of(rank), blamed_in(rank))
+        if said is not None and said.what is FailedPart.CHECKPOINT:
+            shown = (end.reported if end is not None else "") or text
+        return cls(shown, text, node, rank["rank"], rank["step"], said, end, blamed_in(rank))
 
     @property
     def is_of_a_peer(self) -> bool:

@@ -22,6 +22,7 @@ from service.handoffs.schemas import HandoffOut
 from service.incidents.queries import list_job_incidents
 from service.jobs import queries
 from service.jobs.changes import JobChange, change_job, check_change
+from service.jobs.checkpoints import checkpoint_of_step, list_checkpoints, newest_checkpoint
 from service.jobs.deletion import parts_of_deletion
 from service.jobs.job_yaml import read_fields
 from service.jobs.operations import lock_job, pause_job, request_checkpoint, request_stop, resume_job, submit_job
@@ -105,14 +106,14 @@ def show(session: SessionOf, job_id: JobId, response: Response) -> JobOut:
     row = _job(session, job_id)
     summary = JobSummary.of(row, queries.active_row(session, row))
     newest = Pages(queries.SHOWN_MAX)
-    checkpoints = queries.list_checkpoints(session, newest, job_id)[::-1]
+    checkpoints = list_checkpoints(session, newest, job_id)[::-1]
     handoff = open_handoff(session, job_id)
     response.headers["ETag"] = version_of(row.spec)
     return JobOut(
         **summary.model_dump(),
         spec=queries.job_file_of(row).without_secrets(),
         generations=[GenerationOut.of(item) for item in queries.list_generations(session, newest, job_id)[::-1]],
-        checkpoints=[CheckpointOut.of(item) for item in checkpoints],
+        checkpoints=[CheckpointOut.of(item, row) for item in checkpoints],
         pace=JobPace.of(row, queries.steps_per_s(session, row)),
         step_seconds=dict(step_seconds(session, job_id)),
         standing_plans=row.standing_plans,
@@ -146,7 +147,7 @@ def update(
     now = context.clock()
     row = lock_job(session, job_id)
     known.check(f"job {job_id}", version_of(row.spec))
-    change_job(session, row, change, queries.newest_checkpoint(session, row), now=now)
+    change_job(session, row, change, newest_checkpoint(session, row, queries.job_file_of(row)), now=now)
     note(session, actor, "update_job", job_id, now=now, **change.model_dump(mode="json", exclude_unset=True))
     return JobSummary.of(row, queries.active_row(session, row))
 
@@ -187,11 +188,16 @@ def checkpoint(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id
 
 @router.post("/{job_id}/resume", operation_id="resume_job", summary="Continue a job that is paused or has ended")
 def resume(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: JobId, how: ResumeJob) -> JobSummary:
-    """From its newest checkpoint, as soon as enough nodes are ready."""
-    newest = queries.newest_checkpoint(session, _job(session, job_id))
+    """From its newest checkpoint that is not damaged, or the one of `from_step`, as soon as enough nodes are ready."""
+    job, goes_back = _job(session, job_id), how.from_step is not None
+    job_file = queries.job_file_of(job)
+    if how.from_step is None:
+        chosen = newest_checkpoint(session, job, job_file)
+    else:
+        chosen = checkpoint_of_step(session, job, job_file, how.from_step)
     now = context.clock()
-    row = resume_job(session, job_id, newest, steps=how.steps, now=now)
-    note(session, actor, "resume_job", job_id, now=now, steps=how.steps)
+    row = resume_job(session, job_id, chosen, steps=how.steps, goes_back=goes_back, now=now)
+    note(session, actor, "resume_job", job_id, now=now, steps=how.steps, from_step=how.from_step)
     return JobSummary.of(row, queries.active_row(session, row))
 
 
@@ -204,9 +210,9 @@ def generations(session: SessionOf, job_id: JobId, pages: PagesOf) -> list[Gener
 
 @router.get("/{job_id}/checkpoints", operation_id="list_checkpoints", summary="Checkpoints of a job, newest first")
 def checkpoints(session: SessionOf, job_id: JobId, pages: PagesOf) -> list[CheckpointOut]:
-    """Those that are complete, the highest step first."""
-    _job(session, job_id)
-    return [CheckpointOut.of(row) for row in queries.list_checkpoints(session, pages, job_id)]
+    """Those that are complete, the highest step first, also those that no start uses any more."""
+    job = _job(session, job_id)
+    return [CheckpointOut.of(row, job) for row in list_checkpoints(session, pages, job_id)]
 
 
 @router.get(

@@ -18,6 +18,7 @@ from liver_core.layout import Roster, to_json
 from service.db.base import ORDERS_SEQUENCE, Json, among
 from service.db.wake import SENDING, job_topic, node_topic, notify
 from service.jobs.causes import FirstCause, at_store
+from service.jobs.checkpoints import go_back
 from service.jobs.grants import end_grants, follow_members
 from service.jobs.tables import (
     ENDED,
@@ -154,14 +155,24 @@ def request_checkpoint(session: Session, job_id: str, *, now: datetime) -> JobRo
 
 
 def resume_job(
-    session: Session, job_id: str, checkpoint: Checkpoint | None, *, steps: int | None, now: datetime
+    session: Session,
+    job_id: str,
+    checkpoint: Checkpoint | None,
+    *,
+    steps: int | None,
+    goes_back: bool = False,
+    now: datetime,
 ) -> JobRow:
-    """Continue a job that was paused, or one that has ended from its newest checkpoint, up to `steps` if given. Raises
-    404 or 409."""
+    """Continue a job that was paused, or one that has ended from this checkpoint, up to `steps` if given. `goes_back`:
+    the checkpoint was chosen, so that later ones are left behind. Raises 404 or 409."""
     job = lock_job(session, job_id)
     if job.state not in ENDED and job.paused_because:
         if steps is not None:
             raise conflict(f"job {job_id} is paused and not ended: change its stop.steps, and then resume it")
+        if goes_back and job.state not in (JobState.PENDING, JobState.SUSPENDED):
+            raise conflict(f"job {job_id} is {job.state}: its ranks have not ended yet; resume it when it is suspended")
+        if goes_back and checkpoint is not None:
+            go_back(job, checkpoint.step)
         job.paused_because = ""
         touch(session, job, now=now)
         return job
@@ -174,6 +185,8 @@ def resume_job(
         raise conflict(
             f"job {job_id} has a checkpoint of step {checkpoint.step} and stops after step {last}: give more steps"
         )
+    if goes_back:
+        go_back(job, checkpoint.step)
     job.spec = {**job.spec, "stop": {"steps": last}}
     job.stop_requested_at, job.failed_starts, job.crashes, job.suspended_because = None, 0, {}, ""
     job.paused_because = ""

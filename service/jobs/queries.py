@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
-from agent.protocol.jobfile import JobFile, step_of
+from agent.protocol.jobfile import JobFile
 from agent.protocol.notice_life import bars_ranks, moves_jobs
 from agent.protocol.sync import NoticeKind
 from liver_core.handoff import RankStage
@@ -21,12 +21,12 @@ from service.db.parsed import Parsed
 from service.handoffs import queries as handoffs
 from service.handoffs.tables import HandoffRow
 from service.jobs.causes import stopped_among
+from service.jobs.checkpoints import damaged_of, newest_checkpoint
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.grants import cut_off
 from service.jobs.stalls import is_late, rank_at
 from service.jobs.tables import (
     RANDOM_PART_CHARS,
-    CheckpointRow,
     GenerationRow,
     JobMemberRow,
     JobRow,
@@ -36,7 +36,7 @@ from service.jobs.tables import (
     SourceKind,
 )
 from service.jobs.tables import RankLogRow as LogRow
-from service.jobs.view import Checkpoint, JobView, Leaving, RankAt
+from service.jobs.view import JobView, Leaving, RankAt
 from service.leases.markets import weighed_markets
 from service.ledger.remaining import remaining_of, spent_usd_of
 from service.metrics.step_times import longest_step_s, measured_steps
@@ -112,27 +112,6 @@ def active_rows(session: Session, jobs: Iterable[JobRow]) -> dict[str, Generatio
 def list_generations(session: Session, pages: Pages, job_id: str) -> Sequence[GenerationRow]:
     """Generations that became active, newest first."""
     return pages.newest(session, select(GenerationRow).where(GenerationRow.job_id == job_id), GenerationRow.generation)
-
-
-def list_checkpoints(session: Session, pages: Pages, job_id: str) -> Sequence[CheckpointRow]:
-    """Complete checkpoints, the highest step first."""
-    statement = select(CheckpointRow).where(CheckpointRow.job_id == job_id)
-    return pages.newest(session, statement, CheckpointRow.step, CheckpointRow.path)
-
-
-def newest_checkpoint(session: Session, job: JobRow) -> Checkpoint | None:
-    """The checkpoint that a start uses: the job's newest, or before it has any the one that it starts from."""
-    statement = (
-        select(CheckpointRow)
-        .where(CheckpointRow.job_id == job.job_id)
-        .order_by(CheckpointRow.step.desc(), CheckpointRow.finished_at.desc())
-        .limit(1)
-    )
-    row = session.scalars(statement).one_or_none()
-    if row is not None:
-        return Checkpoint(row.path, row.step, row.finished_at, row.seconds)
-    start_from = job_file_of(job).start_from
-    return Checkpoint(start_from, step_of(start_from)) if start_from is not None else None
 
 
 def list_steps(session: Session, pages: Pages, job_id: str, *, after: int) -> Iterator[JobStepRow]:
@@ -316,7 +295,8 @@ def _view(
         last_step=job.last_step,
         last_step_at=job.last_step_at,
         step_s=dict(inputs.step_seconds).get(row.layout, 0.0) if row else 0.0,
-        checkpoint=newest_checkpoint(session, job),
+        checkpoint=newest_checkpoint(session, job, job_file_of(job)),
+        damaged=damaged_of(session, job),
         failed_starts=job.failed_starts,
         saves_at_end=job_file_of(job).checkpoint is not None,
         saves_soon=job.awaits_checkpoint,

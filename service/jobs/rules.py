@@ -188,15 +188,33 @@ def _fall_back(view: JobView, limits: JobLimits, lost: Loss) -> Action:
 
 
 def _start_again(view: JobView, limits: JobLimits, lost: Loss) -> Action:
+    if nothing := _nothing_to_load(view, lost.cause):
+        reason = f"{lost.reason}; {nothing}"
+        return Action(Do.SETTLE, reason, state=JobState.FAILED, failed_start=True, cause=lost.cause)
     action = _restart(view, limits, lost, failed_start=_fails(view, lost.cause))
     return replace(action, cause=lost.cause, is_hang=lost.is_hang)
 
 
 def _fails(view: JobView, cause: FirstCause | None) -> bool:
-    """Whether this is a start that failed, and not only one whose nodes were taken."""
+    """Whether this is a start that failed, and not only one whose nodes were taken or whose checkpoint is damaged: the
+    next one begins from another."""
+    if cause is not None and cause.what is FailedPart.CHECKPOINT and view.damaged.of_start:
+        return False
     members, leaving = view.world.node_ids() if view.world else (), {item.node_id for item in view.leaving}
     away = {name for name, _ in view.lost_sight_of} & set(members) - {error.node for error in view.errors}
     return view.state is JobState.STARTING and not is_of_nodes(cause, unheard=away, leaving=leaving)
+
+
+def _nothing_to_load(view: JobView, cause: FirstCause | None = None) -> str:
+    """Why no other start could do better, where checkpoints are damaged: a job that has made steps does not begin anew
+    by itself. Empty where one could."""
+    if view.checkpoint is None and view.damaged.steps:
+        steps = listed(map(str, view.damaged.steps))
+        return f"none of its checkpoints can be loaded, of steps {steps}: submit it again, or begin with start_from"
+    is_given = view.checkpoint is not None and view.checkpoint.finished_at is None
+    if is_given and cause is not None and cause.what is FailedPart.CHECKPOINT and not view.damaged.of_start:
+        return "start_from names it, and there is nothing else to begin from"
+    return ""
 
 
 def _restart(view: JobView, limits: JobLimits, why: Loss, *, failed_start: bool) -> Action:
@@ -399,6 +417,8 @@ def _why_suspended(view: JobView) -> str:
 
 def _start_if_possible(view: JobView, limits: JobLimits) -> Action:
     why = f"{_why_suspended(view)}; ".removeprefix("; ")
+    if nothing := _nothing_to_load(view):
+        return _settle(JobState.FAILED, why + nothing)
     if view.restart.target is None:
         return Action(Do.NOTHING, f"{why}waiting: {view.restart.reason}")
     if view.suspended_because and (early := _too_early(view, limits, _why_suspended(view))):

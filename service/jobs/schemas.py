@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from agent.protocol.jobfile import JobFile
 from service.incidents.tables import IncidentKind, JobIncidentRow
 from service.jobs.causes import FirstCause
+from service.jobs.checkpoints import is_left_behind
 from service.jobs.tables import CheckpointRow, GenerationRow, JobRow, JobState, JobStepRow, RankLogRow, SourceKind
 
 
@@ -123,6 +124,9 @@ class ResumeJob(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     steps: Annotated[int | None, Field(ge=1, le=2**40, description="Its new stop.steps; absent: as before.")] = None
+    from_step: Annotated[
+        int | None, Field(ge=0, le=2**40, description="The checkpoint to go on from; later ones are left behind.")
+    ] = None
 
 
 class CheckpointOut(BaseModel):
@@ -134,11 +138,14 @@ class CheckpointOut(BaseModel):
     finished_at: datetime
     size_bytes: int | None
     seconds: float | None
+    damage: str | None = Field(default=None, description="Why no start can load it; null: nothing is known of that.")
+    left_behind: bool = Field(default=False, description="The job went back to an earlier step; no start uses it.")
 
     @classmethod
-    def of(cls, row: CheckpointRow) -> "CheckpointOut":
-        """From its row."""
-        return cls.model_validate(row, from_attributes=True)
+    def of(cls, row: CheckpointRow, job: JobRow) -> "CheckpointOut":
+        """From its row and that of its job."""
+        found = cls.model_validate(row, from_attributes=True)
+        return found.model_copy(update={"left_behind": is_left_behind(row, job)})
 
 
 class JobIncidentOut(BaseModel):

@@ -48,8 +48,11 @@ class JobRow(Claimed, Base):
     agents end its ranks, unless that is called off before. `paused_because`: who
     asked for a pause; empty if nobody did. `standstill`: since when it makes no step, why, and which hook of it runs
     meanwhile; null while steps come in their time. `emptied_at`: when its steps were deleted, long after its end.
-    `peer_key_at`: when the current key was made; `peer_key_before` is valid too, until it is dropped.
-    `no_orders_because`: what is stored of the job makes no order, so that its nodes get none; empty where it does."""
+    `damaged_step`: that of the last damaged checkpoint; starts look for none up to it that nobody has heard of.
+    `from_step`: the step that somebody had the job go back to. What worlds before generation `from_generation` wrote
+    of later steps is left behind. `peer_key_at`: when the current key was made; `peer_key_before` is valid too, until
+    it is dropped. `no_orders_because`: what is stored of the job makes no order, so that its nodes get none; empty
+    where it does."""
 
     __tablename__ = "jobs"
     __table_args__ = (
@@ -100,6 +103,9 @@ class JobRow(Claimed, Base):
     paused_because: Mapped[str] = mapped_column(default="")
     checkpoints_asked: Mapped[int] = mapped_column(default=0)
     checkpoints_answered: Mapped[int] = mapped_column(default=0)
+    damaged_step: Mapped[int] = mapped_column(default=0)
+    from_step: Mapped[int | None] = mapped_column(default=None)
+    from_generation: Mapped[int] = mapped_column(default=0)
     # Plans name a thousand ranks each, and only who makes orders or plans needs them: read when they are asked for.
     standing_plans: Mapped[JsonList] = mapped_column(default=list, deferred=True)
     layouts_by_count: Mapped[JsonList] = mapped_column(default=list, deferred=True)
@@ -270,7 +276,8 @@ class LogSizeRow(Base):
 
 
 class CheckpointRow(Base):
-    """One complete checkpoint. A restart uses the newest."""
+    """One complete checkpoint. A restart uses the newest that is not damaged. `damage`: why no world can load it, as
+    ranks of generation `damaged_in` found; null where nothing is known of that."""
 
     __tablename__ = "checkpoints"
     __table_args__ = (Index("ix_checkpoints_job_step", "job_id", "step"),)
@@ -282,3 +289,5 @@ class CheckpointRow(Base):
     finished_at: Mapped[datetime]
     size_bytes: Mapped[int | None]
     seconds: Mapped[float | None]
+    damage: Mapped[str | None] = mapped_column(default=None)
+    damaged_in: Mapped[int | None] = mapped_column(default=None)

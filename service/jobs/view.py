@@ -51,13 +51,22 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The newest complete checkpoint. `finished_at`: None for one of another job. `seconds`: it took to write it, where
-    somebody said so."""
+    """The newest checkpoint that a start may use. `finished_at`: None for one of another job. `seconds`: it took to
+    write it, where somebody said so."""
 
     path: str
     step: int
     finished_at: datetime | None = None
     seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """The steps of a job's damaged checkpoints. `of_start`: whether the one that its present world was to begin from is
+    among them, as its own ranks found."""
+
+    steps: tuple[int, ...] = ()
+    of_start: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +112,8 @@ class JobView:
     `lost_sight_of`: nodes of this world, or of the open handoff's, that are not heard, and when they last were.
     `steps_from_at`: before, ranks of this world make no step, since an older one was heard when it was started.
     `unstepped_since`: when it was started, if it has made no step and is not the job's first.
-    `starts`: what those of this job took; `failed_starts`: those in a row that failed by no fault of their nodes.
+    `damaged`: which of its checkpoints no start uses. `starts`: what those of this job took; `failed_starts`: those in
+    a row that failed by no fault of their nodes.
     `paused_because`: who asked that it stands until it is resumed, empty if nobody did. `overspent`: its budget is
     spent; empty if it is not, or if there is none. `at_work`: where the ranks of this world are; `longest_s`: seconds
     of the longest of the newest steps; both are read where the next step is late. `hang_restart_s`, `hook_s_max`: as in
@@ -149,6 +159,7 @@ class JobView:
     hang_restart_s: float | None = None
     hook_s_max: float | None = None
     checkpoint: Checkpoint | None = None
+    damaged: Damaged = field(default_factory=Damaged)
     failed_starts: int = 0
     starts: Starts = field(default_factory=Starts)
     finished: str | None = None

@@ -4,16 +4,17 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import delete, select, text
+from sqlalchemy import case, delete, null, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from agent.protocol.sync import CheckpointFact, JobFinished, LogChunk, MetricsRow, StepRow
+from agent.protocol.sync import CheckpointFact, JobFinished, LogChunk, MetricsRow, RankStatus, StepRow
 from liver_core.handoff import RankStage
 from service.handoffs.operations import drop_proposals
 from service.incidents.operations import record, settle
 from service.incidents.tables import IncidentKind
 from service.jobs.causes import FailedPart, FirstCause
+from service.jobs.checkpoints import note_damage
 from service.jobs.operations import burn, close_generation, set_state
 from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobRow, JobState, SourceKind
 from service.metrics.operations import store_metrics
@@ -126,8 +127,21 @@ def _note_progress(intake: Intake, steps: Sequence[StepRow]) -> None:
             burn(job, rank.reason.cause.newer_start)  # The database was restored, and does not know of it.
         if intake.world(job.job_id, rank.generation) is None:
             continue
+        _note_damage(intake, job, rank)
         if rank.step > 0 and rank.stage is not RankStage.STARTING:
             _advance(intake, job, generation=rank.generation, step=rank.step)
+
+
+def _note_damage(intake: Intake, job: JobRow, rank: RankStatus) -> None:
+    """Of what the present world was to begin from, where that is what its ranks ended of."""
+    cause = rank.reason.cause if rank.reason is not None else None
+    is_of_start = job.state == JobState.STARTING and rank.generation == job.active_generation
+    row = intake.generation(job.job_id, rank.generation)
+    if rank.reason is None or cause is None or cause.checkpoint is None or row is None or not is_of_start:
+        return
+    text = rank.ended.reported if rank.ended is not None else ""
+    if note_damage(intake.session, job, row, cause.checkpoint, text or rank.reason.text, now=intake.now):
+        intake.restated.add(job.job_id)
 
 
 def _advance(intake: Intake, job: JobRow, *, generation: int, step: int) -> None:
@@ -198,18 +212,24 @@ def _store_checkpoints(intake: Intake, checkpoints: Sequence[CheckpointFact]) ->
             "size_bytes": fact.size_bytes,
             "seconds": fact.seconds,
         }
-        # One that is written again at the same path replaces the earlier one. Of one several nodes tell what they see.
+        # One that is written again at the same path replaces the earlier one. Of one several nodes tell what they see;
+        # whoever tells late of one that is damaged tells nothing new.
+        is_new = CheckpointRow.damaged_in < fact.generation
+        renewed = {"damage": case((is_new, null()), else_=CheckpointRow.damage)}
+        renewed |= {"damaged_in": case((is_new, null()), else_=CheckpointRow.damaged_in)}
         intake.session.execute(
             insert(CheckpointRow)
             .values(values)
             .on_conflict_do_update(
                 index_elements=["job_id", "path"],
-                set_={name: value for name, value in values.items() if value is not None},
+                set_={name: value for name, value in values.items() if value is not None} | renewed,
                 where=CheckpointRow.finished_at < fact.finished_utc,
             )
         )
+        if fact.loaded:
+            _begin_later(intake, job, fact)
         keep = int((job.spec.get("checkpoint") or {}).get("keep", 2))
-        _forget_old_checkpoints(intake.session, fact.job_id, keep=max(keep, 1))
+        _forget_old_checkpoints(intake.session, fact, keep=max(keep, 1))
 
 
 def _note_failed_checkpoint(session: Session, job: JobRow, fact: CheckpointFact) -> None:
@@ -220,17 +240,36 @@ def _note_failed_checkpoint(session: Session, job: JobRow, fact: CheckpointFact)
         record(session, job, IncidentKind.CHECKPOINT, **told)
 
 
-def _forget_old_checkpoints(session: Session, job_id: str, *, keep: int) -> None:
-    """The agents delete all but the newest `keep` checkpoints; a restart must not use a deleted one."""
+def _begin_later(intake: Intake, job: JobRow, fact: CheckpointFact) -> None:
+    """The ranks of a start have found a later checkpoint than it was given, and begun from that."""
+    row = intake.generation(job.job_id, fact.generation)
+    given = row.checkpoint_step or 0 if row is not None else 0
+    if row is None or row.source_kind == SourceKind.HANDOFF or fact.step <= given:
+        return
+    lost = max(0, given + row.lost_steps - fact.step) if row.lost_steps else 0
+    words = f"; its ranks found a later checkpoint, of step {fact.step}: {lost} steps lost"
+    row.source_kind, row.checkpoint_path, row.checkpoint_step = SourceKind.CHECKPOINT, fact.path, fact.step
+    row.reason += words
+    job.lost_steps += lost - row.lost_steps
+    row.lost_steps = lost
+    if row.generation == job.active_generation and job.state not in ENDED:
+        job.last_step, job.highest_step = max(job.last_step, fact.step), max(job.highest_step, fact.step)
+        job.reason += words
+    intake.restated.add(job.job_id)
+
+
+def _forget_old_checkpoints(session: Session, newest: CheckpointFact, *, keep: int) -> None:
+    """The rank that writes one removes all but the newest `keep` up to that; a restart must not use a removed one."""
+    up_to_it = (CheckpointRow.job_id == newest.job_id, CheckpointRow.step <= newest.step)
     kept = (
         select(CheckpointRow.path)
-        .where(CheckpointRow.job_id == job_id)
+        .where(*up_to_it)
         .order_by(CheckpointRow.step.desc(), CheckpointRow.finished_at.desc())
         .limit(keep)
     )
     session.execute(
         delete(CheckpointRow)
-        .where(CheckpointRow.job_id == job_id, CheckpointRow.path.not_in(kept))
+        .where(*up_to_it, CheckpointRow.path.not_in(kept))
         .execution_options(synchronize_session=False)
     )
 

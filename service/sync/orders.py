@@ -13,23 +13,21 @@ from sqlalchemy import Text, and_, cast, select, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from agent.protocol.jobfile import JobFile
 from agent.protocol.notice_life import DRAIN, bars_ranks, key_of
+from agent.protocol.sources import GenerationSource, SourceCheckpoint, SourceHandoff, SourceInit
 from agent.protocol.sync import (
     PROBES_MAX,
     DesiredState,
-    GenerationSource,
     HandoffOrder,
     JobOrder,
     LayoutByCount,
     LayoutForCount,
     NoticeFact,
-    SourceCheckpoint,
-    SourceHandoff,
-    SourceInit,
     StandingPlan,
 )
 from agent.protocol.values import HandoffCause
-from liver_core.handoff import StoreAddress
+from liver_core.handoff import LaterCheckpoints, StoreAddress
 from liver_core.layout import Member, Roster
 from liver_core.layout.limits import NODES_MAX, fitting, listed
 from service.db.base import among
@@ -218,6 +216,7 @@ def _made(
         generation=active.generation if active else None,
         origin_id=UUID(str(active.origin_id)) if active else None,
         source=_source(active) if active else None,
+        later=_later(job, active, spec) if active else None,
         roster=roster,
         next_generation=job.next_generation,
         peers={node_id: nodes[node_id].peer_url for node_id in sorted(nodes)},
@@ -298,6 +297,14 @@ def _source(active: GenerationRow) -> GenerationSource:
             return SourceCheckpoint(path=active.checkpoint_path, step=active.checkpoint_step or 0)
         case SourceKind.HANDOFF:
             return SourceHandoff(handoff_id=UUID(str(active.origin_id)))
+
+
+def _later(job: JobRow, active: GenerationRow, spec: JobFile) -> LaterCheckpoints | None:
+    """Ranks write checkpoints also while no agent hears them. Those up to the last damaged one are known here."""
+    if spec.checkpoint is None or active.source_kind == SourceKind.HANDOFF:
+        return None
+    above = max(active.checkpoint_step or 0, job.damaged_step)
+    return LaterCheckpoints(folder=spec.checkpoint.path, above=above, since=job.from_generation)
 
 
 def _store(active: GenerationRow) -> StoreAddress | None:

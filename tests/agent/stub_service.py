@@ -13,10 +13,10 @@ from uuid import UUID, uuid4
 from agent.protocol.jobfile import JobFile
 from agent.protocol.joining import JOIN_PATH, NodeToken
 from agent.protocol.notice_life import Notices
+from agent.protocol.sources import GenerationSource, SourceHandoff, SourceInit
 from agent.protocol.sync import (
     CheckpointFact,
     DesiredState,
-    GenerationSource,
     HandoffMirror,
     HandoffOrder,
     JobOrder,
@@ -24,9 +24,7 @@ from agent.protocol.sync import (
     LayoutForCount,
     NodeInfo,
     RankStatus,
-    SourceHandoff,
     SourceHealth,
-    SourceInit,
     StandingPlan,
     StoreHosted,
     SyncOrders,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from liver_core.handoff.messages import CutoverDeadlines, Reason, Rung, StoreAddress, start_order
+from liver_core.handoff.messages import CutoverDeadlines, LaterCheckpoints, Reason, Rung, StoreAddress, start_order
 from liver_core.layout import Member, ParallelLayout, Roster
 from tests.cluster.net_islands import HUB
 from tests.cluster.real_ranks import PRELOAD, serve_store
@@ -67,11 +67,17 @@ class Cluster:
     # Starting and handing over.
 
     def launch(
-        self, layout: str, nodes: Iterable[str], *, checkpoint: str | None = None, timeout_s: float = 60
+        self,
+        layout: str,
+        nodes: Iterable[str],
+        *,
+        checkpoint: str | None = None,
+        later: LaterCheckpoints | None = None,
+        timeout_s: float = 60,
     ) -> Roster:
         """Start a first world (or one from a checkpoint) and wait until it trains."""
         roster = self.next_roster(layout, nodes)
-        request = self.request(None, roster, checkpoint=checkpoint)
+        request = self.request(None, roster, checkpoint=checkpoint, later=later)
         for member in roster.members:
             self.start(member, request)
         self.await_stage(roster.members, request, "prepared", timeout_s)
@@ -163,6 +169,7 @@ class Cluster:
         deadline_s: float = 60,
         cutover: Any = None,
         checkpoint: str | None = None,
+        later: LaterCheckpoints | None = None,
         rung: Rung = Rung.STOP_AND_COPY,
     ) -> Any:
         now = time.time()
@@ -175,6 +182,7 @@ class Cluster:
             issued_at=now,
             proposer_id="test",
             checkpoint=checkpoint or "",
+            later=later,
         )
         if source is None:
             return first

@@ -228,7 +228,7 @@ class EventFile:
         """A checkpoint is complete; reported by rank 0."""
         self.write("saved", path=path, step=step, seconds=seconds)
 
-    def checkpoint_failed(self, path: str, text: str) -> None:
+    def checkpoint_failed(self, path: str, step: int, text: str, asked: int = 0) -> None:
         """A checkpoint was not written."""
         self.write("save_failed", path=path, text=text)
 

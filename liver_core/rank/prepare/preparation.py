@@ -23,6 +23,7 @@ from liver_core.rank.next_world import NextWorld
 from liver_core.rank.prepare.memory_plan import plan_memory
 from liver_core.rank.prepare.next_groups import knows_of_groups, learn_of_groups, make_next_groups
 from liver_core.rank.prepare.prepare_settings import PrepareSettings
+from liver_core.rank.prepare.start_checkpoint import agreed_checkpoint
 from liver_core.rank.store_exchange import Cancelled, Exchange, ExchangeTimeout
 from liver_core.rank.stream.certify import Answers, Certifier, propose_verdict, read_verdict
 from liver_core.rank.stream.source_stream import SourceStream
@@ -31,7 +32,6 @@ from liver_core.reshard import missing_elements, plan_digest, plan_rank
 from liver_core.state.buckets import bucket_rule
 from liver_core.state.built_state import check_built
 from liver_core.state.checkpoint import load_checkpoint
-from liver_core.state.checkpoint_files import whole_or_later
 from liver_core.state.host_memory import wait_in_host_memory
 from liver_core.state.live_state import LiveState, allocate
 from liver_core.state.megatron_optimizer import (
@@ -451,21 +451,11 @@ class Preparation:
         """Without a living source: the state of a checkpoint, or a fresh one from global coordinates."""
         assert made.world is not None and made.state is not None and made.live is not None
         with building(made.world):
-            if self.request.checkpoint:
-                path = self._checkpoint(made)
-                made.small = load_checkpoint(path, self.job, made.world, made.state, made.live)
+            made.loaded = agreed_checkpoint(made, self.deadline)
+            if made.loaded:
+                made.small = load_checkpoint(made.loaded, self.job, made.world, made.state, made.live)
             else:
                 fill_initial(made.live, self.job.initial_parameter, self.job.seed)
-
-    def _checkpoint(self, made: NextWorld) -> str:
-        """The one that was asked for, or a later one where it is gone. What rank 0 sees counts for all."""
-        wanted = self.request.checkpoint
-        if made.target_rank == 0:
-            found = whole_or_later(wanted, self.request.job_id)
-            if found != wanted:
-                _log.warning("checkpoint %s is gone, the job goes on from %s", wanted, found)
-            made.exchange.post("checkpoint", found)
-        return made.exchange.wait("checkpoint", self.deadline)
 
     def _left(self) -> float:
         left = self.deadline - time.monotonic()

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent.protocol.jobfile import JobFile
-from agent.protocol.sync import DesiredState, SourceCheckpoint
+from agent.protocol.sources import SourceCheckpoint
+from agent.protocol.sync import DesiredState
 from agent.protocol.values import HandoffState
 from liver_core.handoff.generations import next_start
 from tests.agent.cluster import Cluster, Start, cluster

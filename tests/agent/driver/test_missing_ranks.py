@@ -7,7 +7,8 @@ from uuid import uuid4
 import pytest
 
 from agent.driver.lifecycle import MISSING_RANK_S, Births
-from agent.protocol.sync import DesiredState, SourceHandoff, SourceInit
+from agent.protocol.sources import SourceHandoff, SourceInit
+from agent.protocol.sync import DesiredState
 from liver_core.handoff import Decision, Stage
 from liver_core.handoff.messages import HandoffId
 from liver_core.handoff.participant_events import EndedHandoff

@@ -12,7 +12,8 @@ import pytest
 from agent.driver.lifecycle import Births
 from agent.driver.rank_host import STOPPED_LEAVER_S, Launch, RankHost
 from agent.protocol.peer import SuspensionBody
-from agent.protocol.sync import DesiredState, SourceHandoff
+from agent.protocol.sources import SourceHandoff
+from agent.protocol.sync import DesiredState
 from agent.supervisor.records import SlotKey
 from agent.supervisor.watchdog import RankPulse
 from liver_core.handoff import FailedPart, FailureCause, Order, ParticipantRecord, RankStage, start_order

@@ -2,6 +2,7 @@
 
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,7 +20,7 @@ from agent.supervisor.records import SlotKey
 from agent.worker import rank_process
 from agent.worker.control import ControlSocket
 from agent.worker.rank_process import Worker
-from liver_core.handoff import HandoffId, Order, RankStage, StoreAddress, start_order
+from liver_core.handoff import Decision, HandoffId, Order, RankStage, StoreAddress, start_order
 from liver_core.rank.after_step import Ended, Ending
 from liver_core.rank.boundary_requests import BoundaryRequests
 from liver_core.steady_clock import PROCESS_CLOCK
@@ -70,6 +71,21 @@ def test_every_stage_of_a_handoff_tells_when_the_rank_was_first_asked_to_prepare
         assert PROCESS_CLOCK.zero == zero, "a rank counts as its agent does"
     worker.stage(order, RankStage.PREPARED, reason=None, measures={"build_s": 2.0}, certificate="")
     assert [report.measures for report in said] == [{}, {"build_s": 2.0, "ordered_at_utc": 1_001.0}]
+
+
+@pytest.mark.parametrize(("wanted", "tells"), [("/c/step-000000040", True), ("/c/step-000000050", False)])
+def test_a_rank_tells_of_a_later_checkpoint_that_its_start_has_found(
+    order: Order, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, wanted: str, tells: bool
+) -> None:
+    worker, said = listened_to(order, monkeypatch, tmp_path)
+    made = SimpleNamespace(loaded="/c/step-000000050", small={"step": 50}, target_rank=0)
+    worker.loop = cast(Any, SimpleNamespace(following=made, decided=("", Decision.UNDECIDED)))
+    for stage in (RankStage.PREPARING, RankStage.PREPARED, RankStage.READY):
+        worker.stage(replace(order, checkpoint=wanted), stage, reason=None, measures={}, certificate="")
+    told = [each for each in said if each.type == "checkpointed"]
+    assert [(each.path, each.step, each.generation, each.loaded) for each in told] == (
+        [("/c/step-000000050", 50, order.generation, True)] * tells
+    )
 
 
 def test_a_rank_that_cannot_go_on_says_nothing_more_of_what_one_of_its_threads_still_prepares(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pickle
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from liver_core.handoff import FailedPart, FailureCause
+from liver_core.handoff import FailedPart, FailureCause, LaterCheckpoints
 from liver_core.layout import Member, ParallelLayout, Roster
 from liver_core.rank.store_exchange import cause_of
-from liver_core.state.checkpoint_files import NewerStart, announce_start, is_replaced_by, starts_in
+from liver_core.state.checkpoint_files import Author, NewerStart, announce_start, author_of, is_replaced_by, starts_in
 from tests.cluster.rank_cluster import Cluster, RankSetup
 from tests.cluster.real_ranks import run_alone
 from tests.cluster.real_ranks_model import small_gpt
@@ -70,6 +71,7 @@ def test_only_the_newest_whole_checkpoints_stay(written: tuple[Chain, list[tuple
     assert sorted(entry.name for entry in folder.iterdir()) == ["step-000000012", "step-000000014"]
     for entry in folder.iterdir():
         assert json.loads((entry / "liver_small_state.json").read_text())["step"] == int(entry.name[-2:])
+        assert author_of(entry) == Author("job", 1)
 
 
 def test_a_job_comes_back_in_another_layout_with_what_megatrons_own_loader_makes_of_it(
@@ -96,16 +98,51 @@ def test_a_job_comes_back_in_another_layout_with_what_megatrons_own_loader_makes
 
 
 def test_a_checkpoint_that_was_removed_meanwhile_is_replaced_by_the_newest_one_that_the_job_has_written_since(
-    setup: RankSetup, written: tuple[Chain, list[tuple]], alone: Chain, folder: Path, tmp_path: Path
+    setup: RankSetup, written: tuple[Chain, list[tuple]], folder: Path, tmp_path: Path
 ):
     """Whoever asks for it was away while the job went on."""
     shutil.copytree(folder, tmp_path / "job")
-    announce_start(tmp_path / "job", "job", 1)
+    later = LaterCheckpoints(folder=str(tmp_path / "job"), above=EVERY)
     with Cluster(replace(setup, last_step=STEPS + 2)) as cluster:
-        cluster.launch("TP2", "xy", checkpoint=str(tmp_path / "job" / f"step-{EVERY:09d}"))
+        cluster.launch("TP2", "xy", checkpoint=str(tmp_path / "job" / f"step-{EVERY:09d}"), later=later)
         cluster.finish()
         chain = gather(cluster, (World("TP2", "xy"),))
     assert [row[1] for row in chain.steps] == [STEPS + 1, STEPS + 2]
+
+
+def test_no_rank_begins_from_a_checkpoint_of_which_a_file_was_cut_in_half(
+    setup: RankSetup, written: tuple[Chain, list[tuple]], folder: Path, tmp_path: Path
+):
+    path = tmp_path / "step-000000014"
+    shutil.copytree(folder / path.name, path)
+    largest = max(path.glob("*.distcp"), key=lambda file: file.stat().st_size)
+    os.truncate(largest, largest.stat().st_size // 2)
+    with Cluster(setup) as cluster:
+        with pytest.raises(AssertionError, match="aborted") as failed:
+            cluster.launch("TP1", "x", checkpoint=str(path))
+    half = f"{largest.name} has {largest.stat().st_size} of "
+    assert f"load state: DamagedCheckpoint: checkpoint {path} cannot be loaded: {half}" in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_damage"),
+    [
+        (EOFError(), True),
+        (pickle.UnpicklingError("Weights only load failed"), True),
+        (RuntimeError("PytorchStreamReader failed reading zip archive: failed finding central directory"), True),
+        (RuntimeError("[/pytorch/gloo/pair.cc:547] Connection closed by peer [127.0.0.1]:4001"), False),
+        (MemoryError(), False),
+        (FileNotFoundError(2, "No such file or directory"), False),
+        (ValueError("Global shape mismatch for loaded and expected tensor"), False),
+    ],
+)
+def test_only_what_the_bytes_of_a_file_are_makes_a_checkpoint_damaged(error: BaseException, is_damage: bool):
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    from liver_core.state.checkpoint_damage import is_torn
+
+    said: Any = {1: (error, None)}
+    assert is_torn(error) == is_torn(CheckpointException("read", said)) == is_damage
 
 
 @pytest.mark.parametrize("missing", ["metadata.json", "liver_small_state.json"])

@@ -13,7 +13,7 @@ from service.jobs.causes import FailedPart, FirstCause
 from service.jobs.crashes import RankError
 from service.jobs.rules import next_action
 from service.jobs.tables import JobState
-from service.jobs.view import Do, JobLimits, JobView, Leaving
+from service.jobs.view import Checkpoint, Damaged, Do, JobLimits, JobView, Leaving
 from tests.service.jobs.test_rules import FELT, MOVE, NOTHING_FITS, act, at, view
 
 STORE_LOST = FailureCause(FailedPart.STORE)
@@ -74,6 +74,44 @@ def test_a_start_whose_node_was_taken_has_not_failed_and_is_followed_by_another(
 def test_a_start_that_no_lost_node_explains_has_failed(lost):
     assert (act(lost).do, act(lost).failed_start) == (Do.START, True)
     assert act(replace(lost, failed_starts=2)).state is JobState.FAILED
+
+
+DAMAGED = error(FailureCause(FailedPart.CHECKPOINT, checkpoint="/c/step-000000050"))
+START_FROM = Checkpoint("/other/step-000000007", 7)
+
+
+def unloadable(**changes) -> JobView:
+    return starting(errors=(DAMAGED,), error_at=at(-4), **changes)
+
+
+def test_a_start_whose_checkpoint_is_damaged_has_not_failed_and_is_followed_by_one_from_another():
+    action = act(unloadable(damaged=Damaged((50,), of_start=True), failed_starts=2))
+    assert (action.do, action.failed_start, action.checkpoint) == (Do.START, False, Checkpoint("/c/40", 40))
+    assert action.cause is not None and action.cause.what is FailedPart.CHECKPOINT
+
+
+def test_what_ranks_say_of_a_checkpoint_excuses_a_start_only_where_it_was_noted_since():
+    assert act(unloadable(damaged=Damaged((50,)))).failed_start
+    assert act(unloadable(damaged=Damaged((50,)), failed_starts=2)).state is JobState.FAILED
+
+
+def test_a_job_of_which_no_checkpoint_is_left_fails_and_does_not_begin_anew():
+    for job in (
+        unloadable(damaged=Damaged((40, 50), of_start=True), checkpoint=None),
+        starting(gone=("c",), damaged=Damaged((40, 50)), checkpoint=None),
+        view(state=JobState.SUSPENDED, damaged=Damaged((40, 50)), checkpoint=None),
+    ):
+        action = act(job)
+        assert (action.do, action.state) == (Do.SETTLE, JobState.FAILED)
+        assert "none of its checkpoints can be loaded, of steps 40, 50" in action.reason
+
+
+def test_a_start_from_that_cannot_be_loaded_fails_the_job_and_one_that_comes_next_is_tried():
+    action = act(unloadable(checkpoint=START_FROM))
+    assert (action.state, action.cause) == (JobState.FAILED, DAMAGED.cause)
+    assert "start_from names it" in action.reason
+    tried = act(unloadable(checkpoint=START_FROM, damaged=Damaged((50,), of_start=True)))
+    assert (tried.do, tried.checkpoint) == (Do.START, START_FROM)
 
 
 @given(st.lists(st.sampled_from(sorted(TAKEN)), min_size=1, max_size=30), st.integers(0, 2))

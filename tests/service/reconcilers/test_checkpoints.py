@@ -3,7 +3,8 @@
 import pytest
 
 from agent.protocol.process_end import ProcessEnd
-from agent.protocol.sync import JobFinished, SourceCheckpoint
+from agent.protocol.sources import SourceCheckpoint
+from agent.protocol.sync import JobFinished
 from liver_core.handoff.generations import next_start
 from tests.service.fake_agent import JOB
 from tests.service.reconcilers.conftest import Fleet

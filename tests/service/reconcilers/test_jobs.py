@@ -8,13 +8,11 @@ import pytest
 
 from agent.protocol.notice_life import ends_utc, withdraw
 from agent.protocol.process_end import ProcessEnd
+from agent.protocol.sources import SourceCheckpoint, SourceHandoff, SourceInit
 from agent.protocol.sync import (
     HandoffMeasures,
     JobFinished,
     NoticeKind,
-    SourceCheckpoint,
-    SourceHandoff,
-    SourceInit,
     StepRow,
 )
 from agent.protocol.values import HandoffState

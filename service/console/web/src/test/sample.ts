@@ -8,7 +8,7 @@ export const NOW = BEGIN + 40_000 * 1000
 export const job: T.JobOut = {
   job_id: 'gpt-7b', name: 'GPT 7B, run 4', state: 'running', paused: false, suspends_at: null, standstill: null, reason: 'every rank did its first step', warning: '2 checkpoints in a row failed, the last at step 30: rank 0: No space left on device', layout: 'TP2xPP2xDP2', nodes: ['a-1', 'a-2', 'b-1', 'b-2'],
   last_step: 1999, stop_steps: 5000, lost_steps: 12, active_generation: 6, created_at: at(0), state_changed_at: at(3000), checkpoint_asked: false, open_handoff: null,
-  checkpoints: [{ step: 1500, generation: 5, finished_at: at(30_000), path: '/checkpoints/1500', seconds: 12.5, size_bytes: 84e9 }],
+  checkpoints: [{ step: 1500, generation: 5, finished_at: at(30_000), path: '/checkpoints/1500', seconds: 12.5, size_bytes: 84e9, damage: null, left_behind: false }],
   generations: [], layouts_by_count: [{ nodes: 3, layout: { tp: 2, pp: 1, dp: 3 }, reason: '24.1 s predicted per step' }, { nodes: 4, layout: { tp: 2, pp: 2, dp: 2 }, reason: '19.8 s measured per step' }], standing_plans: [], step_seconds: { TP2xPP2xDP2: 19.8 }, pace: { remaining_s: 59_000, steps_per_s: 0.05 },
   spec: {
     name: 'GPT 7B, run 4', entrypoint: 'train:Job', workdir: '/srv/train', args: { lr: 0.0003, data: 'pile: 1' }, environment: {}, global_batch: 512, micro_batch: 1, seed: 1,

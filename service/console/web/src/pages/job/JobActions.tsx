@@ -47,7 +47,7 @@ function Steps({ job, value, onChange }: { job: JobOut; value: string; onChange:
 const QUESTIONS: Record<Verb, (job: JobOut) => Pick<Question, 'title' | 'verb' | 'about' | 'isDanger'>> = {
   checkpoint: job => ({ title: `Write a checkpoint of ${job.name}?`, verb: 'Write checkpoint', about: 'Training goes on; ranks write at the next boundary between two steps.' }),
   pause: job => ({ title: `Pause ${job.name}?`, verb: 'Pause job', about: 'The job writes a checkpoint if it has a place for one, its ranks end, and its nodes are free for others until it is resumed.' }),
-  resume: job => ({ title: `Resume ${job.name}?`, verb: 'Resume job', about: 'It goes on from its last checkpoint, or from its start if it has none.' }),
+  resume: job => ({ title: `Resume ${job.name}?`, verb: 'Resume job', about: 'It goes on from its last checkpoint that is not damaged, or from its start if it has none.' }),
   stop: job => ({ title: `Stop ${job.name}?`, verb: 'Stop job', isDanger: true, about: 'Its ranks end and its nodes are free. It can be resumed from its last checkpoint.' }),
 }
 
@@ -55,7 +55,7 @@ const QUESTIONS: Record<Verb, (job: JobOut) => Pick<Question, 'title' | 'verb' |
 export function touchedBy(job: JobOut, verb: Verb, handoffStage?: string): Touched[] {
   const found: Touched[] = [{ kind: 'job', name: job.job_id, what: `${job.state} at step ${count(job.last_step)} of ${count(job.stop_steps)}${job.layout ? `, ${layoutName(job.layout)}` : ''}` }]
   if (verb === 'resume') {
-    const checkpoint = job.checkpoints.at(0)
+    const checkpoint = job.checkpoints.filter(item => !item.damage && !item.left_behind).at(-1)
     if (checkpoint) found.push({ kind: 'checkpoint', name: `step ${count(checkpoint.step)}`, what: 'is read' })
     return found
   }

@@ -19,7 +19,7 @@ function Checkpoints({ jobId }: { jobId: string }) {
     <ListPanel<CheckpointOut>
       title="Checkpoints" query={ask.checkpoints(jobId)} id={row => `${row.generation} ${row.step}`}
       empty="No checkpoint yet. The job file's `checkpoint` says where and how often; “Checkpoint” writes one now."
-      csv={{ columns: ['step', 'generation', 'finished_at', 'seconds', 'size_bytes', 'path'], row: row => [row.step, row.generation, row.finished_at, row.seconds, row.size_bytes, row.path] }}
+      csv={{ columns: ['step', 'generation', 'finished_at', 'seconds', 'size_bytes', 'path', 'damage', 'left_behind'], row: row => [row.step, row.generation, row.finished_at, row.seconds, row.size_bytes, row.path, row.damage, row.left_behind] }}
       columns={[
         { name: 'Step', isLead: true, isNumber: true, cell: row => count(row.step) },
         { name: 'Finished', cell: row => <Moment at={row.finished_at} /> },
@@ -27,9 +27,15 @@ function Checkpoints({ jobId }: { jobId: string }) {
         { name: 'Took', isNumber: true, cell: row => seconds(row.seconds) },
         { name: 'Size', isNumber: true, cell: row => bytes(row.size_bytes) },
         { name: 'Path', isWide: true, cell: row => <code>{row.path}</code> },
+        { name: 'Not used', isWide: true, cell: row => unused(row) },
       ]}
     />
   )
+}
+
+function unused(of: CheckpointOut) {
+  if (of.damage) return <span className="bad">damaged: {of.damage}</span>
+  return of.left_behind ? <span className="quiet">the job went back to an earlier step</span> : null
 }
 
 function Decisions({ jobId }: { jobId: string }) {

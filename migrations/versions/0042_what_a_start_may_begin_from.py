@@ -1,0 +1,30 @@
+"""Which checkpoints are damaged, and which were left behind when a job went back to an earlier one."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0042"
+down_revision = "0039"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("checkpoints", sa.Column("damage", sa.Text(), nullable=True))
+    op.add_column("checkpoints", sa.Column("damaged_in", sa.BigInteger(), nullable=True))
+    op.add_column("jobs", sa.Column("damaged_step", sa.BigInteger(), nullable=False, server_default="0"))
+    op.add_column("jobs", sa.Column("from_step", sa.BigInteger(), nullable=True))
+    op.add_column("jobs", sa.Column("from_generation", sa.BigInteger(), nullable=False, server_default="0"))
+    for name in ("damaged_step", "from_generation"):
+        op.alter_column("jobs", name, server_default=None)
+
+
+def downgrade() -> None:
+    for table, name in (
+        ("jobs", "from_generation"),
+        ("jobs", "from_step"),
+        ("jobs", "damaged_step"),
+        ("checkpoints", "damaged_in"),
+        ("checkpoints", "damage"),
+    ):
+        op.drop_column(table, name)
