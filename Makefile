@@ -94,7 +94,7 @@ test: ## Run what every change must pass (a quarter of an hour on two cores); en
 
 # The house rules are a part of `make check`.
 test-pure: setup ## Run the tests of core and agent that start no process with torch.
-	$(BIN)/$(SUITE) pure -n $(WORKERS) $(SPREAD) -m "not real" $(TORCH_FREE_TESTS:%=--ignore=%) --ignore=tests/test_tidy.py $(PYTEST_ARGS)
+	$(BIN)/$(SUITE) pure -n $(WORKERS) $(SPREAD) -m "not real" $(TORCH_FREE_TESTS:%=--ignore=%) --ignore=tests/test_tidy.py --ignore=tests/test_durations.py $(PYTEST_ARGS)
 
 test-service: setup ## Run the tests of the service as where torch is not installed, on a real PostgreSQL.
 	PYTHONPATH=tests/without_torch $(BIN)/$(SUITE) service -n $(WORKERS) $(SPREAD) -m "not real" $(TORCH_FREE_TESTS) $(PYTEST_ARGS)

@@ -29,7 +29,7 @@ def checkpoint_fact(
     rank did not say when."""
     told = {"job_id": job_id, "generation": generation, "step": event.step, "path": event.path, "asked": event.asked}
     if isinstance(event, CheckpointFailed):
-        return CheckpointFact(**told, finished_utc=utc(event.failed_utc), failed=event.reason)
+        return CheckpointFact(**told, finished_utc=utc(event.failed_utc), failure=event.reason)
     at = utc(event.finished_utc or now)
     measured = {"size_bytes": event.size_bytes, "seconds": event.seconds}
     return CheckpointFact(**told, finished_utc=at, loaded=event.loaded, **measured)

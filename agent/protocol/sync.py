@@ -242,7 +242,7 @@ class CheckpointFact(Message):
     size_bytes: Count | None = None
     seconds: Seconds | None = None
     asked: Count = Field(default=0, description="Number of the request that it answers, 0 without one.")
-    failed: Text = Field(default="", description="Why it was not written; empty where it is complete.")
+    failure: Text = Field(default="", description="Why it was not written; empty where it is complete.")
     loaded: bool = False
 
 

@@ -15,8 +15,6 @@ def upgrade() -> None:
     op.add_column("jobs", sa.Column("damaged_step", sa.BigInteger(), nullable=False, server_default="0"))
     op.add_column("jobs", sa.Column("from_step", sa.BigInteger(), nullable=True))
     op.add_column("jobs", sa.Column("from_generation", sa.BigInteger(), nullable=False, server_default="0"))
-    for name in ("damaged_step", "from_generation"):
-        op.alter_column("jobs", name, server_default=None)
 
 
 def downgrade() -> None:

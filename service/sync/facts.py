@@ -199,7 +199,7 @@ def _store_checkpoints(intake: Intake, checkpoints: Sequence[CheckpointFact]) ->
         if fact.asked > job.checkpoints_answered:
             job.checkpoints_answered = fact.asked
             intake.restated.add(job.job_id)
-        if fact.failed:
+        if fact.failure:
             _note_failed_checkpoint(intake.session, job, fact)
             continue
         settle(intake.session, job, IncidentKind.CHECKPOINT, at=fact.finished_utc)
@@ -236,7 +236,7 @@ def _note_failed_checkpoint(session: Session, job: JobRow, fact: CheckpointFact)
     """It changes nothing of those that are complete, whatever has become of this one since then."""
     newer = select(CheckpointRow).where(CheckpointRow.job_id == job.job_id, CheckpointRow.generation == fact.generation)
     if session.scalars(newer.where(CheckpointRow.step >= fact.step).limit(1)).first() is None:
-        told = {"at": fact.finished_utc, "reason": fact.failed, "generation": fact.generation, "step": fact.step}
+        told = {"at": fact.finished_utc, "reason": fact.failure, "generation": fact.generation, "step": fact.step}
         record(session, job, IncidentKind.CHECKPOINT, **told)
 
 

@@ -21,7 +21,7 @@ def test_hooks_and_checkpoints_are_named_while_they_run_and_not_after_an_error(m
     job = SimpleNamespace(
         on_step=lambda *_: note("on_step"), validate=lambda *_: note("validate"), has_validation=lambda: True
     )
-    writer = SimpleNamespace(start=lambda *_, **__: note("checkpoint"))
+    writer = SimpleNamespace(start=lambda *_, **__: note("checkpoint"), is_free=lambda *_: True)
     metrics = SimpleNamespace(open=lambda step: None, publish=lambda *_: None, soon=lambda: None)
     monkeypatch.setattr(after_step, "megatron_arguments", lambda *_: {})
     monkeypatch.setattr(after_step, "collect", lambda *_: {"step": 4})
@@ -30,7 +30,8 @@ def test_hooks_and_checkpoints_are_named_while_they_run_and_not_after_an_error(m
         cast(Any, job), cast(Any, None), cast(Any, writer), cast(Any, metrics), rule=rule, last_step=None,
         validate_every=4,
     )  # fmt: skip
-    active = cast(Any, SimpleNamespace(state=None, world=None, live=None))
+    world = SimpleNamespace(generation=1, roster=SimpleNamespace(job_id="job"))
+    active = cast(Any, SimpleNamespace(state=None, world=world, live=None))
     after.do(active, TrainingProgress(4, DataCursor(0, 4, 2), 0), cast(Any, SimpleNamespace(loss=1.0)), None)
     assert seen == [("on_step", "on_step"), ("validate", "validate"), ("checkpoint", "checkpoint")]
     assert after.hook is None

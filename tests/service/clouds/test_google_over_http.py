@@ -290,6 +290,7 @@ def test_pushes_are_refused_where_they_are_not_configured(client):
 
 
 def test_operations_are_read_once_also_by_two_replicas_and_over_a_restart(on_google, google, context, client, clock):
+    clock.advance(300)
     google.operations = [operation(A, clock() - timedelta(seconds=5)), operation(STRANGER, clock())]
     assert OperationWorker(context).look() and not OperationWorker(context).look()
     assert counts(context) == {"acts": 1, "foreign": 1} and client.get("/api/v1/nodes/a").json()["leaving"]
@@ -324,6 +325,7 @@ def test_what_is_read_and_not_stored_is_read_again(on_google, google, context, c
 
 
 def test_zones_that_do_not_answer_hold_the_cursor_but_not_the_others(on_google, google, context, clock):
+    clock.advance(300)
     google.unreachables, google.operations = ["zones/us-west1-b"], [operation(A, clock())]
     with pytest.raises(ListIncomplete, match="us-west1-b"):
         OperationWorker(context).look()

@@ -312,8 +312,6 @@ _JOB = (
     .replace("'', 'p", "'', 1, now(), 'p")
     .replace("plan_digest,", "spares, plan_digest,")
     .replace("'[]', '[]', ''", "'[]', '[]', '[]', ''")
-    .replace("lost_steps,", "lost_steps, damaged_step, from_generation,")
-    .replace("1, 0, 0, 0, 0,", "1, 0, 0, 0, 0, 0, 0,")
 )
 _GENERATION = (
     "INSERT INTO job_generations (job_id, generation, origin_id, source_kind, layout, nodes, roster, reason,"

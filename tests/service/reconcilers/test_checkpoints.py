@@ -105,7 +105,7 @@ def test_checkpoints_that_fail_are_told_until_one_is_written(fleet: Fleet):
     path = f"/api/v1/jobs/{fleet.job_id}"
     fleet.client.post(f"{path}/checkpoint")
     fleet.round()
-    full = {"failed": "rank 0: No space left on device"}
+    full = {"failure": "rank 0: No space left on device"}
     first, second = (fleet.checkpoint(step).model_copy(update=full) for step in (20, 30))
     for node, fact in (("a", first), ("b", first), ("a", second)):
         fleet.round(parts={node: {"checkpoints": (fact,)}})
