@@ -27,7 +27,7 @@ from liver_core.state.checkpoint_files import STEP, Author
 from liver_core.state.megatron_arguments import megatron_arguments
 from liver_core.state.small_state import TrainingProgress, collect
 from liver_core.training.job import TrainingJob
-from liver_core.worlds.common_work import first_rank
+from liver_core.worlds.agreed_work import first_rank
 from liver_core.worlds.megatron import random_state, restore_random_state
 
 

@@ -63,7 +63,7 @@ from liver_core.state.megatron_optimizer import (
 )
 from liver_core.state.optimizer_step import gather_weights
 from liver_core.training.job import TrainingJob, TrainState
-from liver_core.worlds.common_work import CannotDo, NotDone, do_together, leave
+from liver_core.worlds.agreed_work import CannotDo, NotDone, do_together, leave
 from liver_core.worlds.groups import default_group
 from liver_core.worlds.megatron import MegatronWorld
 

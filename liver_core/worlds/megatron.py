@@ -26,7 +26,7 @@ from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attri
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker, model_parallel_cuda_manual_seed
 
 from liver_core.layout import Coordinates, ParallelLayout, Roster
-from liver_core.worlds.common_work import first_rank
+from liver_core.worlds.agreed_work import first_rank
 from liver_core.worlds.group_plan import DeviceBackend, backend_for, plan_groups
 from liver_core.worlds.groups import (
     BringUpFailed,

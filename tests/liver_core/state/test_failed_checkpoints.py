@@ -33,7 +33,10 @@ WAYS = {
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, tuple[str, float]]]:
     """What each of two ranks was told of the checkpoint that failed in each way, and after how many seconds."""
-    return run_ranks(_fail_in_each_way, 2, str(tmp_path_factory.mktemp("failing")))
+    folder = tmp_path_factory.mktemp("failing")
+    (folder / "way").mkdir()
+    (folder / "file").touch()
+    return run_ranks(_fail_in_each_way, 2, str(folder))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -88,7 +91,7 @@ def _fail_in_each_way(rank: int, port: int, folder: str) -> dict[str, Any]:
     from megatron.core.dist_checkpointing.mapping import ShardedTensor
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-    from liver_core.state import checkpoint, checkpoint_files
+    from liver_core.state import checkpoint
 
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
@@ -115,10 +118,6 @@ def _fail_in_each_way(rank: int, port: int, folder: str) -> dict[str, Any]:
 
         return mock.patch.object(where, name, (work or fail) if rank == of_rank else real)
 
-    Path(folder, "way").mkdir(exist_ok=True)
-    if rank == 0:
-        Path(folder, "file").touch()
-    dist.barrier()
     path = f"{folder}/way/step-000000001"
     write("its folder", f"{folder}/file/step-000000001")
     makes, elsewhere = checkpoint._check_writable, Path(folder, "nowhere")
@@ -132,29 +131,36 @@ def _fail_in_each_way(rank: int, port: int, folder: str) -> dict[str, Any]:
         write("the last file", path)
     with failing(0, Path, "rename"):
         write("the list of tensors", path)
-    digest = checkpoint_files._digest
-    with failing(1, checkpoint, "verify", lambda *args: _verify_other(checkpoint_files, digest, *args)):
+    with failing(1, checkpoint, "verify", _verify_other):
         write("what is read again", path)
     write("after it", path.replace("000001", "000009"))
     assert told["after it"][0] == "written", told
-    told["left"] = sorted(os.listdir(f"{folder}/way"))
-    whole = Path(folder, "way", "step-000000009")
-    there = {entry.name: entry.stat().st_size for entry in whole.iterdir()}
-    told["files"] = json.loads((whole / "liver_files.json").read_text()), there
+    told |= _left(Path(folder, "way"))
     dist.barrier()
-
-    def explode(*_: Any) -> None:
-        raise RuntimeError("boom")
-
-    with failing(1, serialization, "save_preprocess", explode):
+    with failing(1, serialization, "save_preprocess", _explode):
         write("unforeseen", path)
     return told
 
 
-def _verify_other(module: Any, digest: Any, folder: Path, files: Any) -> None:
+def _left(folder: Path) -> dict[str, Any]:
+    """What is there now, and the files of the checkpoint that was written with what it lists."""
+    whole = folder / "step-000000009"
+    there = {entry.name: entry.stat().st_size for entry in whole.iterdir()}
+    listed = json.loads((whole / "liver_files.json").read_text())
+    return {"left": sorted(os.listdir(folder)), "files": (listed, there)}
+
+
+def _explode(*_: Any) -> None:
+    raise RuntimeError("boom")
+
+
+def _verify_other(folder: Path, files: Any) -> None:
     """As if the disk gave back less than was written."""
-    module._digest = lambda path: (digest(path)[0] - 1, "")
+    from liver_core.state import checkpoint_files
+
+    digest = checkpoint_files._digest
+    checkpoint_files._digest = lambda path: (digest(path)[0] - 1, "")
     try:
-        module.verify(folder, files)
+        checkpoint_files.verify(folder, files)
     finally:
-        module._digest = digest
+        checkpoint_files._digest = digest

@@ -333,7 +333,7 @@ def test_a_report_that_comes_twice_is_no_calm_one(training, clock, tries):
     assert tries == [False]
 
 
-def test_a_report_that_makes_the_common_work_fail_fails_alone(training, context, clock, monkeypatch, first_waits):
+def test_a_report_that_makes_the_agreed_work_fail_fails_alone(training, context, clock, monkeypatch, first_waits):
     agents, parts = training
     store_rows, fails = calm_reports.store_rows, "unexpected"
 
