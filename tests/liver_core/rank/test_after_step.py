@@ -121,6 +121,7 @@ def assert_holds_the_step_handed_over(setup: RankSetup, folder: Path, chain: Any
         back = gather(again, (World("TP2", "xy"),))
     held = {name: part for name, part in back.state("target", 1).items() if not name.startswith("grad")}
     assert differences(chain.state("stepped", 2), held) == []
+    assert small.pop("author") == {"job_id": "job", "generation": 2}
     assert back.records[("switched", 1)][0]["small"] == small
 
 
