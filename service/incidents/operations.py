@@ -22,10 +22,10 @@ def record(
     node_id: str | None = None,
     rank: int | None = None,
     lost_steps: int = 0,
-) -> bool:
+) -> None:
     """What went wrong at `at`, as part of the open incident of this kind if there is one. `step`: after which, or of
     the checkpoint. Several nodes tell of one failure: what is known of this generation and step changes nothing.
-    Returns whether it was news. The caller holds the job's row."""
+    A loss or a hang is over at once, since the world ends by it. The caller holds the job's row."""
     row = _open(session, job.job_id, kind)
     told = {
         "reason": fitting(reason),
@@ -36,9 +36,11 @@ def record(
         "rank": rank,
     }
     if row is None:
-        session.add(JobIncidentRow(job_id=job.job_id, kind=kind, began_at=at, lost_steps=lost_steps, **told))
+        over_at = None if kind is IncidentKind.CHECKPOINT else at
+        row = JobIncidentRow(job_id=job.job_id, kind=kind, began_at=at, over_at=over_at, lost_steps=lost_steps, **told)
+        session.add(row)
     elif (row.generation, row.step) == (generation, step) or at < row.last_at:
-        return False
+        return
     else:
         row.times += 1
         row.lost_steps += lost_steps
@@ -46,7 +48,6 @@ def record(
             setattr(row, name, value)
     session.flush()
     _warn(session, job)
-    return True
 
 
 def settle(session: Session, job: JobRow, kind: IncidentKind, *, at: datetime) -> None:
@@ -70,12 +71,6 @@ def _warn(session: Session, job: JobRow) -> None:
 
 
 def in_words(row: JobIncidentRow) -> str:
-    """One clause for people."""
-    match IncidentKind(row.kind):
-        case IncidentKind.CHECKPOINT:
-            many = "a checkpoint" if row.times == 1 else f"{row.times} checkpoints in a row"
-            return f"{many} failed, the last at step {row.step}: {row.reason}"
-        case IncidentKind.HANG:
-            return f"no step since step {row.step}: {row.reason}"
-        case IncidentKind.LOSS:
-            return row.reason
+    """One that is open, in a clause for people."""
+    many = "a checkpoint" if row.times == 1 else f"{row.times} checkpoints in a row"
+    return f"{many} failed, the last at step {row.step}: {row.reason}"

@@ -19,7 +19,6 @@ from service.decisions.rules import considered, decided
 from service.handoffs.operations import drop_handoff, propose_handoff
 from service.handoffs.queries import open_handoff
 from service.incidents.operations import record as record_incident
-from service.incidents.operations import settle
 from service.incidents.tables import IncidentKind
 from service.jobs.membership import refresh_members
 from service.jobs.operations import close_generation, new_birth, set_state, start_generation, touch
@@ -159,7 +158,6 @@ def _note_loss(session: Session, job: JobRow, view: JobView, action: Action, *, 
     where = {"node_id": cause.node, "rank": cause.rank}
     kind = IncidentKind.HANG if action.is_hang else IncidentKind.LOSS
     record_incident(session, job, kind, lost_steps=lost_steps(view), **told, **where)
-    settle(session, job, kind, at=now)
 
 
 def _store_wants(session: Session, facts: Situation, action: Action, *, now: datetime) -> None:
