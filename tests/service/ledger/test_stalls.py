@@ -75,3 +75,5 @@ def test_a_hung_world_is_started_again_and_names_the_rank(client, stands):
     [ended] = [item for item in job["generations"] if item["generation"] == 1]
     assert (ended["ended_by"]["what"], ended["ended_by"]["node"], ended["ended_by"]["rank"]) == ("rank", "b", 1)
     assert "no step was made for 20 min after step 4" in job["reason"] and job["standstill"] is None
+    [kept] = client.get(f"/api/v1/jobs/{job['job_id']}/incidents").json()
+    assert (kept["kind"], kept["node_id"], kept["rank"], kept["step"]) == ("hang", "b", 1, 4) and kept["over_at"]
