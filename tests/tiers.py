@@ -25,6 +25,13 @@ MAY_TAKE_LONGER = {
     "tests/e2e/test_real_ranks.py::test_a_notice_for_a_node_with_a_real_rank_is_watched_to_its_commit": (
         "the whole product once: service, agents, ranks and a browser"
     ),
+    "tests/e2e/test_console.py::test_every_screen_shows_its_data_and_everybody_can_read_it[light]": (
+        "the one pass over every screen"
+    ),
+    "tests/liver_core/rank/prepare/test_host_memory.py::"
+    "test_a_device_with_room_for_one_tile_is_handed_over_live_bit_for_bit[bf16-None]": (
+        "the smallest budget, where state passes through host memory tile by tile"
+    ),
 }
 LONGER_MOST = 10
 

@@ -65,6 +65,7 @@ def test_every_screen_shows_its_data_and_everybody_can_read_it(visit, story, sch
     assert (brightness < 128) is (scheme == "light"), ink
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("axis", sample(["time", "step", "dollars"], "time"))
 def test_the_first_view_of_a_job_draws_its_timeline(visit, story, axis):
     viewer = visit("operator")
@@ -139,6 +140,7 @@ def test_an_action_names_what_it_touches_asks_why_and_stands_in_the_audit_log(vi
     operator.sees("before the upgrade")
 
 
+@pytest.mark.thorough
 def test_a_viewer_may_look_and_no_more(visit, story, service):
     admin = {"Authorization": f"Bearer {service.token('admin')}"}
     made = story.client.post("/api/v1/tokens", json={"role": "viewer", "name": "a guest"}, headers=admin).json()
@@ -262,6 +264,7 @@ def test_is_my_job_alive(visit, story):
     assert operator.clicks <= CLICKS_MAX
 
 
+@pytest.mark.thorough
 def test_what_did_last_night_cost_me_and_why(visit, story):
     operator = visit("operator")
     operator.go("/")
@@ -279,6 +282,7 @@ def test_what_did_last_night_cost_me_and_why(visit, story):
     assert operator.clicks <= CLICKS_MAX
 
 
+@pytest.mark.thorough
 def test_will_this_nodes_death_hurt(visit, story):
     operator = visit("operator")
     operator.go("/")
@@ -289,6 +293,7 @@ def test_will_this_nodes_death_hurt(visit, story):
     assert operator.clicks <= CLICKS_MAX
 
 
+@pytest.mark.thorough
 def test_why_did_it_move_to_this_layout(visit, story):
     operator = visit("operator")
     operator.go("/")
@@ -300,6 +305,7 @@ def test_why_did_it_move_to_this_layout(visit, story):
     assert operator.clicks <= CLICKS_MAX
 
 
+@pytest.mark.thorough
 def test_did_anything_get_lost(visit, story):
     operator = visit("operator")
     operator.go("/")

@@ -82,6 +82,7 @@ def pages_of(client, address: str, headers: dict[str, str], *, limit: int) -> It
         following = answer.links.get("next", {}).get("url")
 
 
+@pytest.mark.thorough
 def test_pages_together_are_the_whole_list_once_and_in_its_order(client, settings, full):
     admin = bearer(settings, "admin")
     for path, rows in LISTS.items():

@@ -262,6 +262,7 @@ def test_a_service_that_is_asked_to_end_ends_with_status_0(tmp_path, number):
         service.wait()
 
 
+@pytest.mark.thorough
 def test_systemd_hears_that_the_service_is_ready_and_alive(tmp_path):
     command = [sys.executable, "-m", "service.cli.main", "serve", "--data-dir", str(tmp_path / "data"), "--port", "0"]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:

@@ -11,6 +11,7 @@ from tests.simulation.impossible import IMPOSSIBLE
 from tests.simulation.run import run_seeds, unmet_pairs, wrongly_declared
 from tests.simulation.simulation import Simulation, run_seed
 from tests.simulation.truth import Violation
+from tests.tiers import sample
 
 SEEDS = 500
 SEEDS_TO_FIND_A_BUG = 300
@@ -64,7 +65,7 @@ def test_even_a_short_run_meets_four_fifths_of_the_possible_pairs(short_run):
     assert len(unmet_pairs(short_run)) <= possible / 5
 
 
-@pytest.mark.parametrize("bug", sorted(BUGS))
+@pytest.mark.parametrize("bug", sample(sorted(BUGS), *sorted(BUGS)[::3]))
 def test_the_simulator_finds_the_planted_bug(bug: str):
     seed = seeds_until_found(bug)
     assert seed is not None

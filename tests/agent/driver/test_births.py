@@ -85,6 +85,7 @@ def test_where_nothing_fits_and_the_service_is_away_the_agents_end_all_ranks_wit
         nodes.wait_training(next_start(1), ("a",))
 
 
+@pytest.mark.thorough
 def test_a_rank_that_dies_in_a_world_unknown_to_the_service_is_not_started_in_the_world_before_it() -> None:
     """The number of that world is used, and the job has stepped beyond it."""
     with cluster("a", "b", "c") as nodes:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from liver_core.device.unasked import CONTROL, cuda_unasked, gpu_is_here
+from tests.tiers import sample
 
 PRELOADED = """
 import torch
@@ -58,7 +59,9 @@ def test_torch_answers_for_itself_again_after_the_block():
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("module", ["agent.worker.preload", "tests.cluster.real_ranks_preload"])
+@pytest.mark.parametrize(
+    "module", sample(["agent.worker.preload", "tests.cluster.real_ranks_preload"], "agent.worker.preload")
+)
 def test_nothing_that_is_preloaded_asks_for_a_gpu(module: str):
     done = subprocess.run(
         [sys.executable, "-c", PRELOADED.format(module=module)], capture_output=True, text=True, timeout=60, check=False

@@ -97,6 +97,7 @@ def test_a_step_whose_end_comes_in_time_is_not_dropped(corpus: str):
         assert "dropped_s" not in said and said["gradient_bytes_at_cutover"] > 0
 
 
+@pytest.mark.thorough
 def test_the_leaver_dies_after_the_drop_and_the_next_world_does_the_batch_all_the_same(corpus: str):
     setup = trio_setup(corpus, global_batch=8, micro_batch=1, drop_every=1, stream={"tile_elements": 4096})
     with DropTrio(setup) as trio:

@@ -48,7 +48,7 @@ def in_parts(corpus: str, every: int | None = 2, arguments: dict[str, Any] | Non
         pytest.param("TP2xPP2", 5, {"precision": "bf16"}, RankSetup.job, marks=pytest.mark.thorough),
         ("PP3", 7, {}, JOBS["dropout"]),
         pytest.param("TP2xDP2", 1, OVERLAPPED, RankSetup.job, marks=pytest.mark.thorough),
-        ("DP4", 2, {"precision": "bf16", **OVERLAPPED}, JOBS["dropout"]),
+        pytest.param("DP4", 2, {"precision": "bf16", **OVERLAPPED}, JOBS["dropout"], marks=pytest.mark.thorough),
     ],
 )
 def test_a_step_in_parts_is_bit_for_bit_the_whole_step(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.rank_cluster import Cluster, RankSetup
 from tests.liver_core.rank.test_after_step import HANDED, hand_over_step, setup_of
+from tests.tiers import sample
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -25,8 +27,9 @@ def checkpoints_in(folder: Path) -> list[int]:
     return sorted(int(entry.name.removeprefix("step-")) for entry in folder.glob("step-*"))
 
 
-@pytest.mark.parametrize("bad", WHAT)
-@pytest.mark.parametrize("layout", ["DP2", "PP2"])
+@pytest.mark.parametrize(
+    ("layout", "bad"), sample(itertools.product(["DP2", "PP2"], WHAT), ("DP2", "gradient"), ("PP2", "loss"))
+)
 def test_the_job_fails_at_once_with_step_and_rank_and_keeps_its_checkpoints(
     corpus: str, tmp_path: Path, layout: str, bad: str
 ):
@@ -43,7 +46,7 @@ def test_the_job_fails_at_once_with_step_and_rank_and_keeps_its_checkpoints(
     assert checkpoints_in(tmp_path) == [1, 2]
 
 
-@pytest.mark.parametrize("bad", WHAT)
+@pytest.mark.parametrize("bad", sample(WHAT, "gradient"))
 def test_a_step_handed_over_is_no_exception(corpus: str, tmp_path: Path, bad: str):
     """With its loss it is not handed over at all; with its gradient norm the next world does not apply it."""
     with Cluster(breaking(corpus, tmp_path, bad, HANDED)) as cluster:

@@ -33,7 +33,7 @@ KINDS = (
     "memory",  # on threads
     pytest.param("nixl", marks=_PROCESSES),
     pytest.param("torch", marks=_PROCESSES),
-    pytest.param("mixed", marks=_PROCESSES),
+    pytest.param("mixed", marks=(*_PROCESSES, pytest.mark.thorough)),
 )
 
 

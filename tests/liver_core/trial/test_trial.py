@@ -123,6 +123,7 @@ def test_an_optimizer_that_cannot_be_replayed_is_a_warning_with_the_rung_it_take
     assert "stop-and-copy" in found["replay"]["text"] and "fused" in found["replay"]["text"]
 
 
+@pytest.mark.thorough
 def test_random_numbers_in_a_step_are_drawn_alike_from_the_seed_and_from_a_checkpoint(corpus: str):
     found = trial("tests.liver_core.rank.support.stream_jobs:DropoutJob", corpus)
     assert {line["result"] for line in found.values()} == {"ok"}
@@ -157,6 +158,7 @@ def test_a_job_that_computes_something_else_in_another_layout_is_found(corpus: s
     assert "loss of the first step is" in found["text"] and "the same in every layout" in found["text"]
 
 
+@pytest.mark.thorough
 def test_a_job_that_fails_in_one_rank_of_a_layout_is_shown_with_its_traceback(corpus: str):
     found = in_two_ranks("FailsBesideOthers", corpus)
     assert found["result"] == "missing"
@@ -164,6 +166,7 @@ def test_a_job_that_fails_in_one_rank_of_a_layout_is_shown_with_its_traceback(co
     assert 'raise IndexError("no such shard")' in found["details"]
 
 
+@pytest.mark.thorough
 def test_layouts_with_other_random_numbers_are_not_compared(corpus: str):
     found = in_two_ranks("Diverges", corpus, draws=True)
     assert found["result"] == "warning" and "cannot be compared" in found["text"]

@@ -245,6 +245,7 @@ def test_a_member_speaks_for_no_other_rank(victims, client, settings, clock):
     assert {row["detail"]["part"] for row in audited(client, settings, "node a")} == {"ranks", "logs"}
 
 
+@pytest.mark.thorough
 def test_another_machine_of_the_name_takes_over_no_part(moved_on, make_agent, client, context, settings, clock):
     job_id, former, _, _, report = moved_on
     watch = NodeWatch(context)

@@ -274,6 +274,7 @@ def test_serve_on_a_port_in_use_says_so_and_writes_nothing(service: Service, tmp
     assert not (tmp_path / "data" / "postgres").exists()
 
 
+@pytest.mark.thorough
 def test_serve_names_a_setting_of_the_environment_that_is_wrong(service: Service):
     result = service.run("serve", LIVER_SERVICE_SILENT_AFTER_S="soon")
     assert result.exit_code == 2 and "LIVER_SERVICE_SILENT_AFTER_S" in result.stderr

@@ -65,6 +65,7 @@ def test_log_and_ledger_of_the_same_steps_agree(trained, liver):
     assert found["goodput_by_log"] == pytest.approx(found["goodput_by_ledger"])
 
 
+@pytest.mark.thorough
 def test_a_log_that_says_otherwise_is_status_1_and_the_generation_is_named(trained, liver):
     job_id, log = trained
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))

@@ -208,6 +208,7 @@ def test_a_notice_is_ended_by_its_number(fleet: Fleet):
     assert again.returncode == 1 and "does not count any more" in again.stderr
 
 
+@pytest.mark.thorough
 def test_the_numbers_of_a_job_are_a_table_csv_and_json(fleet: Fleet):
     lead = fleet.agents["node-b"]
     said = [{"loss": 5.0, "learning_rate": 1e-4}, {"loss": None, "learning_rate": 2e-4, "own/score": 0.25}]

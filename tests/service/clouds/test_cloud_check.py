@@ -63,6 +63,7 @@ def test_a_rule_that_keeps_events_for_a_day_is_named_and_one_that_does_not_is_fi
     assert whats(settings, "aws-queue") == []
 
 
+@pytest.mark.thorough
 def test_what_an_aws_account_lacks_is_named(account, settings, monkeypatch):
     account.events.remove_targets(Rule=account.name, Ids=["1"])
     account.clients.sqs.set_queue_attributes(QueueUrl=account.queue_url, Attributes={"RedrivePolicy": ""})

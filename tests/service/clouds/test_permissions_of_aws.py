@@ -126,6 +126,7 @@ def test_each_permission_of_deploy_is_named_where_it_is_missing(guarded, setting
     assert permissions_named(settings, guarded.machine) == [taken]
 
 
+@pytest.mark.thorough
 def test_that_messages_may_not_be_received_the_reader_says(guarded, settings, client, context):
     from service.clouds.operations import note_channel
 
@@ -141,6 +142,7 @@ def test_that_messages_may_not_be_received_the_reader_says(guarded, settings, cl
     assert (first["weight"], first["what"]) == ("missing", f"reader: {trouble}")
 
 
+@pytest.mark.thorough
 def test_looking_receives_deletes_and_hides_nothing(guarded, settings):
     guarded.account.put("a message of somebody")
     look_at_all(settings, datetime.now(UTC), OwnView(machines={Provider.AWS: (guarded.machine,)}))

@@ -68,6 +68,7 @@ def test_a_warning_by_eventbridge_is_in_the_orders_and_gone_from_the_queue(on_ma
     assert account.left(account.dlq_url) == 0
 
 
+@pytest.mark.thorough
 def test_foreign_repeated_late_and_unreadable_messages_are_let_go(on_machines, account, worker, context, clock):
     account.warn("i-a", at=clock())
     until(lambda: counts(context).get("acts") == 1)
@@ -238,6 +239,7 @@ def test_the_machines_of_a_capacity_block_that_ends_are_told_by_ec2(
     assert not client.get("/api/v1/nodes/a").json()["leaving"]
 
 
+@pytest.mark.thorough
 def test_a_group_waits_while_a_job_leaves_the_machine_and_goes_on_when_it_has(
     on_machines, account, context, client, clock
 ):

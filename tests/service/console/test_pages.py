@@ -108,6 +108,7 @@ def test_the_pages_follow_one_notice_from_its_first_word_to_its_bill(client, sto
     assert client.get("/api/v1/incidents/999").status_code == 404
 
 
+@pytest.mark.thorough
 def test_an_incident_keeps_what_it_did_when_its_notice_is_withdrawn_later(client, story, clock):
     complete(story, clock)
     before = client.get("/api/v1/incidents/1").json()
@@ -121,6 +122,7 @@ def test_an_incident_keeps_what_it_did_when_its_notice_is_withdrawn_later(client
     assert after["withdrawn_at"] and not after["open"]
 
 
+@pytest.mark.thorough
 def test_what_is_done_after_a_notice_is_withdrawn_belongs_to_the_next_one(client, story, clock):
     agents, round_ = story["agents"], story["round"]
     ended = {"state": HandoffState.ABORTED, "mirror_seq": 5, "changed_utc": clock()}
@@ -195,6 +197,7 @@ def test_the_first_error_of_all_ranks_is_found_with_what_followed(client, story)
     assert found["excerpt"][0].startswith("Traceback") and client.get(f"{path}?generation=9").json()["line"] is None
 
 
+@pytest.mark.thorough
 def test_a_page_of_incidents_takes_as_many_statements_as_one(client, story, clock, context):
     for _ in range(3):
         clock.advance(400)

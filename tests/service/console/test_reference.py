@@ -50,6 +50,7 @@ def page(client, settings) -> str:
     return answer.text
 
 
+@pytest.mark.thorough
 def test_the_page_shows_every_operation_and_runs_and_loads_nothing_from_elsewhere(page, client):
     described = client.get("/api/v1/openapi.json").json()
     found = Links()

@@ -43,6 +43,7 @@ def run(data_dir: Path, program: str, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.thorough
 def test_after_a_restore_jobs_and_tokens_are_those_of_the_backup_and_ranks_of_later_jobs_are_ended(folder, clock):
     old, new, dump = folder / "old", folder / "new", str(folder / "liver.dump")
     with service(old) as client:

@@ -93,6 +93,7 @@ def test_a_server_that_does_not_start_again_is_tried_a_few_times_and_then_a_pers
         database.close()
 
 
+@pytest.mark.thorough
 def test_a_process_id_that_a_killed_server_left_keeps_no_server_from_starting(folder):
     open_database(ServiceSettings(data_dir=folder)).close()
     # As after a crash of the machine: by now the id is that of another process.
@@ -115,6 +116,7 @@ def test_the_server_stays_while_another_service_uses_it(folder):
     assert processes(folder) == []
 
 
+@pytest.mark.thorough
 def test_a_server_whose_own_tools_are_gone_is_stopped_all_the_same_and_keeps_what_was_stored(
     folder, monkeypatch, caplog
 ):

@@ -50,6 +50,7 @@ def test_a_database_user_without_rights_is_named_with_what_it_needs(database):
             connection.execute(text("DROP ROLE guest"))
 
 
+@pytest.mark.thorough
 def test_the_migrations_can_be_taken_back_and_applied_again(database):
     upgrade(database.engine, revision="base")
     assert set(inspect(database.engine).get_table_names()) == {"alembic_version"}

@@ -3,6 +3,7 @@
 from datetime import timedelta
 from uuid import UUID
 
+import pytest
 from sqlalchemy import func, select
 
 from agent.protocol.values import HandoffState
@@ -49,6 +50,7 @@ def test_a_start_is_stored_with_what_it_was_chosen_from_and_who_asked(fleet: Fle
     assert len(start["inputs_digest"]) == 32 != start["inputs_digest"]
 
 
+@pytest.mark.thorough
 def test_a_decision_that_is_made_again_and_again_is_stored_once(fleet: Fleet):
     fleet.run()
     before = decisions(fleet)
@@ -141,6 +143,7 @@ def test_alternatives_are_ordered_as_the_planner_chooses_and_bounded():
     assert {item.step_s for item in alternatives(measured) if item.measured} == {0.25}
 
 
+@pytest.mark.thorough
 def test_a_job_whose_budget_is_spent_stands_until_the_budget_is_raised(fleet: Fleet):
     fleet.add("a", "b", "c", "d")
     fleet.client.put("/api/v1/pools/spot-a/price", json={"price_usd_per_hour": 36.0})

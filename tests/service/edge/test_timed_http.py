@@ -92,6 +92,7 @@ def test_half_open_connections_keep_nobody_out(client):
         assert httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=10).status_code == 200
 
 
+@pytest.mark.thorough
 def test_a_slow_request_is_not_ended_by_the_limit_on_heads(client, monkeypatch):
     ended = threading.Event()
     monkeypatch.setattr("service.leases.endpoints.current_prices", lambda *_, **__: ended.wait(3 * HEAD_S) or [])

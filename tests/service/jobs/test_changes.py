@@ -156,6 +156,7 @@ def test_a_job_without_a_place_for_checkpoints_is_not_paused_while_it_has_ranks(
     assert answer.status_code == 409 and "would lose every step" in answer.json()["detail"]
 
 
+@pytest.mark.thorough
 def test_only_a_job_that_has_ended_is_deleted_wholly_and_in_parts(fleet: Fleet, context, monkeypatch):
     monkeypatch.setattr(deletion, "PART_ROWS", 3)
     path = fleet.stopped()
@@ -186,6 +187,7 @@ def test_only_a_job_that_has_ended_is_deleted_wholly_and_in_parts(fleet: Fleet, 
         fleet.round()
 
 
+@pytest.mark.thorough
 def test_a_deletion_that_is_too_much_at_once_is_continued_by_the_next(fleet: Fleet, context, monkeypatch):
     monkeypatch.setattr(deletion, "PART_ROWS", 1)
     monkeypatch.setattr(deletion, "PARTS_MAX", 3)

@@ -1,5 +1,7 @@
 """Remembered decisions: the same as those made anew, and not made anew."""
 
+import pytest
+
 from service.policy.choosing import UtilityPolicy
 from service.policy.remembering import RememberingPolicy
 from service.policy.types import Candidate, PolicyDecision, PolicyInputs
@@ -25,6 +27,7 @@ def hours_of(counts: list[int], first: int) -> CapacityTrace:
     return of_counts("hours", [(at * 3_600.0, count) for at, count in enumerate(counts[first:])], 24 * 3_600.0)
 
 
+@pytest.mark.thorough
 def test_replays_that_resemble_each_other_are_the_same_with_remembered_decisions_and_ask_less() -> None:
     counts = [8] * 12 + [3] * 12 + [8] * 12
     counting, fresh = Counting(), Counting()

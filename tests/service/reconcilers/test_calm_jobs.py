@@ -65,6 +65,7 @@ def test_a_job_at_its_full_size_that_nothing_changes_is_looked_at_once_in_three_
     assert found[: PASSED_MAX + 1] == found[PASSED_MAX + 1 :], found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "job",
     [

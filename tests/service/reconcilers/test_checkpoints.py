@@ -52,6 +52,7 @@ def test_a_stopped_job_is_resumed_from_its_newest_checkpoint(fleet: Fleet):
     assert (again.status_code, "has not ended: it is running" in again.text) == (409, True)
 
 
+@pytest.mark.thorough
 def test_a_finished_job_needs_more_steps_to_go_on_and_its_ranks_get_them(fleet: Fleet):
     fleet.run()
     path = f"/api/v1/jobs/{fleet.job_id}"
@@ -81,6 +82,7 @@ def test_a_job_without_a_checkpoint_cannot_be_resumed(fleet: Fleet):
     assert (answer.status_code, "has no checkpoint to continue from" in answer.text) == (409, True)
 
 
+@pytest.mark.thorough
 def test_a_job_may_begin_from_a_checkpoint_of_another_one_and_later_uses_its_own(fleet: Fleet):
     fleet.add("a", "b", "c", "d")
     fleet.submit(start_from="/other/step-000000500")

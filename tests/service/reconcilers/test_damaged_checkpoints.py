@@ -153,6 +153,7 @@ def test_to_call_a_damaged_one_damaged_again_excuses_no_start(fleet: Fleet):
     assert (job["state"], len(job["generations"])) == ("failed", 5), "the first of the starts is excused"
 
 
+@pytest.mark.thorough
 def test_one_start_can_call_one_checkpoint_damaged(fleet: Fleet):
     crashed(fleet, 10, 20, 30)
     order = fleet.agents["b"].job_order()
@@ -163,6 +164,7 @@ def test_one_start_can_call_one_checkpoint_damaged(fleet: Fleet):
     assert damage(fleet) == {10: None, 20: None, 30: path_of(30)}
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_that_is_written_anew_is_used_again_and_who_tells_late_of_the_old_one_changes_nothing(
     fleet: Fleet,
 ):
@@ -198,6 +200,7 @@ def test_a_first_start_may_take_one_too(fleet: Fleet):
     assert (order.source, order.later) == (SourceInit(), LaterCheckpoints(folder="/checkpoints", above=0))
 
 
+@pytest.mark.thorough
 def test_a_later_checkpoint_that_ranks_began_from_is_what_everybody_sees(fleet: Fleet):
     crashed(fleet, 10)
     assert (fleet.job()["lost_steps"], fleet.job()["last_step"]) == (30, 10)
@@ -213,6 +216,7 @@ def test_a_later_checkpoint_that_ranks_began_from_is_what_everybody_sees(fleet: 
     assert fleet.job()["lost_steps"] == 2, "of one several nodes tell"
 
 
+@pytest.mark.thorough
 def test_a_start_from_nothing_that_found_one_is_a_start_from_that(fleet: Fleet):
     fleet.add("a", "b", "c", "d")
     fleet.submit(checkpoint=PLACE)
@@ -276,6 +280,7 @@ def test_nobody_goes_back_to_a_damaged_one(fleet: Fleet):
     assert resumed(fleet, from_step=10)[0] == 200
 
 
+@pytest.mark.thorough
 def test_a_paused_job_goes_back_once_its_ranks_have_ended(fleet: Fleet):
     fleet.run()
     fleet.jump(30)

@@ -108,6 +108,7 @@ def test_growth_that_is_aborted_again_and_again_is_proposed_after_longer_and_lon
         assert is_proposed(fleet, within=6), wait_s
 
 
+@pytest.mark.thorough
 def test_growth_that_another_handoff_pushed_out_is_proposed_again_at_once(fleet: Fleet):
     grows(fleet)
     aborts_growth(fleet, superseded=True)

@@ -2,6 +2,8 @@
 
 from datetime import timedelta
 
+import pytest
+
 from agent.protocol.sync import NOTICES_PER_REPORT_MAX, NoticeKind
 from service.notices.rules import NOTICES_OF_LEASE_MAX
 from tests.service.reconcilers.conftest import Fleet
@@ -18,6 +20,7 @@ def advice(fleet: Fleet, since: int) -> tuple:
     )
 
 
+@pytest.mark.thorough
 def test_a_real_notice_after_a_flood_of_others_is_taken_and_moves_the_job(fleet: Fleet):
     fleet.run()
     for part in range(3):

@@ -178,6 +178,7 @@ def test_pages_of_nodes_read_the_members_of_their_own_nodes_only(fleet: Fleet, w
     assert all(rows[1] <= rows[0] + A_PAGE for rows in found.values()), found
 
 
+@pytest.mark.thorough
 def test_nothing_reads_more_because_of_history(fleet: Fleet, work):
     database = fleet.context.database
     reads = Reads(database.engine, database.readers_engine)

@@ -134,6 +134,7 @@ def test_a_late_report_of_an_earlier_handoff_does_not_drop_a_proposal(fleet: Fle
     assert states[proposed["handoff_id"]] == "proposed"
 
 
+@pytest.mark.thorough
 def test_the_agents_own_handoff_keeps_the_service_from_proposing_one(fleet: Fleet):
     fleet.run()
     order = fleet.agents["a"].job_order()
@@ -240,6 +241,7 @@ def test_a_member_that_survived_its_deadline_keeps_its_ranks_and_moves_nothing(f
     assert fleet.handoffs()[0]["leaving"] == ["b"]
 
 
+@pytest.mark.thorough
 def test_a_node_shows_the_user_that_runs_the_code_of_jobs_and_that_there_is_none(fleet: Fleet):
     fleet.run()
     fleet.agents["a"].job_user = "trainer"
@@ -359,6 +361,7 @@ def test_a_rank_that_breaks_brings_the_job_back_from_its_checkpoint_with_lost_st
     )
 
 
+@pytest.mark.thorough
 def test_a_job_that_finishes_leaves_no_proposal_open(fleet: Fleet):
     fleet.run()
     fleet.round(parts={"b": {"notices": (fleet.agents["b"].notice(),)}})
@@ -372,6 +375,7 @@ def test_a_job_that_finishes_leaves_no_proposal_open(fleet: Fleet):
     assert (newest["state"], newest["reason"]) == ("aborted", "the job has ended: it is finished")
 
 
+@pytest.mark.thorough
 def test_a_step_whose_report_comes_after_the_restart_is_counted_as_lost_once(fleet: Fleet):
     fleet.run()
     fleet.jump(30)
@@ -423,6 +427,7 @@ def test_a_node_that_vanishes_is_replaced_from_the_checkpoint_on_the_remaining_n
     assert states == {"a": "ready", "b": "ready", "c": "ready", "d": "gone"}
 
 
+@pytest.mark.thorough
 def test_a_leaver_that_vanishes_while_a_rescue_builds_the_next_world_does_not_restart_the_job(fleet: Fleet):
     fleet.run()
     order = fleet.agents["a"].job_order()
@@ -500,6 +505,7 @@ def test_stopping_waits_for_the_ranks_and_then_frees_the_nodes(fleet: Fleet):
     assert agent.sync().jobs == ()
 
 
+@pytest.mark.thorough
 def test_two_jobs_never_share_a_node(fleet: Fleet):
     fleet.run()
     second = fleet.client.post("/api/v1/jobs", json=JOB | {"name": "second"}).json()["job_id"]
@@ -599,6 +605,7 @@ def test_a_job_whose_agents_are_ahead_is_left_alone_until_they_tell_of_their_han
     assert fleet.job()["active_generation"] == 2
 
 
+@pytest.mark.thorough
 def test_a_service_that_was_away_does_not_declare_its_nodes_gone(fleet: Fleet):
     fleet.run()
     fleet.clock.advance(3_600)
@@ -693,6 +700,7 @@ def test_a_lost_world_names_the_rank_that_was_killed_although_others_report_firs
     assert fleet.job()["generations"][0]["ended_by"] == killed
 
 
+@pytest.mark.thorough
 def test_ranks_that_miss_a_peer_of_which_nobody_reports_start_again_after_a_moment(fleet: Fleet):
     fleet.run()
     agent = fleet.agents["a"]
@@ -713,6 +721,7 @@ def test_a_job_that_gets_further_each_time_goes_on(fleet: Fleet):
     assert len(fleet.job()["generations"]) == 5
 
 
+@pytest.mark.thorough
 def test_a_job_that_ends_with_the_step_of_a_handoff_is_finished_before_the_handoff_is_reported_active(fleet: Fleet):
     fleet.run()
     order = fleet.agents["a"].job_order()

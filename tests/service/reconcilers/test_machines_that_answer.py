@@ -1,5 +1,7 @@
 """An agent that is stopped while its machine answers others: the job is not started elsewhere before a minute."""
 
+import pytest
+
 from agent.protocol.sync import NodeAnswers
 from liver_core.handoff.generations import next_start
 from tests.service.reconcilers.conftest import Fleet
@@ -45,6 +47,7 @@ def test_a_node_whose_machine_does_not_answer_loses_its_job_as_before(fleet: Fle
     assert fleet.job()["active_generation"] == next_start(1)
 
 
+@pytest.mark.thorough
 def test_what_a_node_outside_the_job_says_does_not_count(fleet: Fleet):
     lone(fleet)
     fleet.add("stranger")

@@ -67,6 +67,7 @@ def test_whoever_asks_while_the_database_is_away_is_told_to_come_again(fleet, cl
     assert a.post(a.report()).status_code == 200
 
 
+@pytest.mark.thorough
 def test_an_outage_of_a_moment_again_and_again_does_not_count_either(fleet, database_url):
     fleet.run()
     quiet = fleet.agents.pop("d")
@@ -171,6 +172,7 @@ def test_many_nodes_that_come_back_are_as_before(fleet):
     assert fleet.watch.doubt == ""
 
 
+@pytest.mark.thorough
 def test_both_nodes_of_a_small_job_are_missed_as_soon_as_ever(fleet):
     eight(fleet, nodes={"min": 2, "max": 2}, layouts={"pinned": [{"nodes": 2, "layout": "TP2"}]})
     for name in fleet.agents["a"].roster().node_ids():

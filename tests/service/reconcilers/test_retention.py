@@ -121,6 +121,7 @@ def test_attempts_of_handoffs_go_and_handoffs_that_took_place_stay(fleet: Fleet,
         assert session.scalars(select(HandoffRow.state)).all() == ["active"]
 
 
+@pytest.mark.thorough
 def test_requests_for_machines_go_when_no_machine_of_theirs_is_a_node_and_the_machines_stay(ended: Fleet, context):
     def requests_of() -> dict[str, bool]:
         return {row["node_id"]: row["request"] is not None for row in ended.client.get("/api/v1/instances").json()}
@@ -163,6 +164,7 @@ def test_intervals_go_and_the_answer_of_the_ledger_stays(ended: Fleet, context):
     assert refused.status_code == 422 and "must be a full hour" in refused.json()["errors"][0]["rule"]
 
 
+@pytest.mark.thorough
 def test_much_is_deleted_in_parts_each_in_a_transaction_of_its_own(ended: Fleet, context, monkeypatch):
     monkeypatch.setattr(upkeep, "TASKS", tuple(replace(task, most=3) for task in upkeep.TASKS))
     monkeypatch.setattr(upkeep, "PARTS_MAX", 2)
@@ -181,6 +183,7 @@ def test_much_is_deleted_in_parts_each_in_a_transaction_of_its_own(ended: Fleet,
     assert (look.tick(), look.is_behind) == (0, False)
 
 
+@pytest.mark.thorough
 def test_two_replicas_do_not_do_it_twice(ended: Fleet, context):
     ended.clock.advance(31 * DAY_S)
     with context.sessions.begin() as session:

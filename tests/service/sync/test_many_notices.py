@@ -90,6 +90,7 @@ def test_a_nearer_notice_takes_the_place_of_the_latest_one(running, client, cont
     assert "later" in sources(context, clock)
 
 
+@pytest.mark.thorough
 def test_what_is_withdrawn_and_heard_anew_without_end_leaves_few_rows(running, client, context, clock, monkeypatch):
     monkeypatch.setattr(operations, "HISTORY_OF_LEASE_MAX", 9)
     _, agent, other = running
@@ -111,6 +112,7 @@ def test_what_is_withdrawn_and_heard_anew_without_end_leaves_few_rows(running, c
     assert numbers <= {hearing["notice_id"] for hearing in heard}, "by their present numbers"
 
 
+@pytest.mark.thorough
 def test_what_an_agent_hears_anew_without_end_leaves_few_hearings(running, client, context, clock, monkeypatch):
     """What the cloud told its account is not the agent's to push out."""
     monkeypatch.setattr(clouds, "HEARD_OF_LEASE_MAX", 10)

@@ -98,6 +98,7 @@ def test_each_knob_of_a_jobs_policy_holds_in_a_replay_unless_another_value_is_as
     assert (knobs.on_demand, knobs.patience_s, knobs.start_s, knobs.is_reproducible) == (False, 10.0, 20.0, True)
 
 
+@pytest.mark.thorough
 def test_the_nodes_that_the_service_has_had_are_a_trace_too(client, make_agent, clock):
     assert refused(ask(client, trace=None, builtin="own-2h")) == [("builtin", "the service had no node in own-2h")]
     for name in "abcd":

@@ -42,7 +42,7 @@ def job(corpus: str) -> Iterator[Trio]:
         yield trio
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", sample(PHASES, "bring_up_groups", "plan"))
 def test_it_is_aborted_while_the_newcomer_prepares(job: Trio, phase: str):
     request, newcomer = job.attempt(Fault(phase, "hold"))
     job.await_passage(newcomer, phase)
@@ -53,7 +53,7 @@ def test_it_is_aborted_while_the_newcomer_prepares(job: Trio, phase: str):
     job.trains_on()
 
 
-@pytest.mark.parametrize("phase", ["offer_state", "build_model"])
+@pytest.mark.parametrize("phase", sample(["offer_state", "build_model"], "offer_state"))
 def test_it_is_aborted_while_the_survivor_prepares(job: Trio, phase: str):
     job.is_aborted_at(phase)
 
@@ -114,7 +114,7 @@ def test_the_store_dies_before_the_boundary(job: Trio):
     job.trains_on()
 
 
-@pytest.mark.parametrize("point", AFTER_THE_BOUNDARY)
+@pytest.mark.parametrize("point", sample(AFTER_THE_BOUNDARY, "state read", "barrier"))
 @pytest.mark.parametrize("action", sample(["kill", "stall"], "kill"))
 def test_the_newcomer_dies_or_stalls_between_boundary_and_decision(job: Trio, point: str, action: str):
     request, newcomer = job.ready(Fault(point, action), cutover=SHORT)

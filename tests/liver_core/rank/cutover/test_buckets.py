@@ -37,7 +37,6 @@ from tests.liver_core.rank.support.trio import (
     trio_setup,
 )
 from tests.liver_core.rank.support.undisturbed_runs import run_undisturbed
-from tests.tiers import sample
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -119,9 +118,10 @@ def test_no_byte_moves_twice_and_what_streams_leaves_only_gradients_for_the_paus
                 assert said.get("gradient_bytes_at_cutover", 0.0) * 4 == said["bytes_planned"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("precision", "rung", "gathers"),
-    sample([("fp32", LIVE, True), ("bf16", COPIED, False)], ("fp32", LIVE, True)),
+    [("fp32", LIVE, True), ("bf16", COPIED, False)],
 )
 def test_in_the_same_layout_every_later_step_is_bit_for_bit_that_of_a_job_left_alone(
     corpus: str, precision: str, rung: Rung, gathers: bool
@@ -149,6 +149,7 @@ def test_in_the_same_layout_every_later_step_is_bit_for_bit_that_of_a_job_left_a
     assert {step: loss for step, loss in chain.losses().items() if step in losses} == losses
 
 
+@pytest.mark.thorough
 def test_an_abort_before_go_leaves_the_old_world_bit_for_bit_as_it_was(corpus: str):
     """The newcomer dies between boundary and decision; another one would cut its buckets otherwise."""
     setup = trio_setup(corpus, job_arguments=small_gpt(corpus, num_layers=2, **OVERLAPPED), micro_batch=1)

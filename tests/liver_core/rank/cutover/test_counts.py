@@ -13,15 +13,14 @@ from tests.cluster.real_ranks_model import small_gpt
 from tests.liver_core.rank.support.chain import World, run_chain
 from tests.liver_core.rank.support.job_names import JOBS
 from tests.liver_core.rank.support.undisturbed_runs import run_undisturbed
+from tests.tiers import sample
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
 WORLDS = (World("DP2", "ab"), World("DP2", "cb"), World("DP2", "bd"))
 
 
-@pytest.mark.parametrize(
-    "job", ["counts in the group", "sgd", pytest.param("lion", marks=pytest.mark.thorough)], ids=str
-)
+@pytest.mark.parametrize("job", sample(["counts in the group", "sgd", "lion"], "counts in the group"), ids=str)
 def test_every_step_after_a_handoff_is_bit_for_bit_that_of_a_job_left_alone(corpus: str, job: str):
     setup = RankSetup(small_gpt(corpus, num_layers=2), job=JOBS[job], trace=True, record=True, pace_s=0.3)
     chain = run_chain(setup, WORLDS, rung=(Rung.LIVE, Rung.STOP_AND_COPY), steps_each=2, steps_last=2)

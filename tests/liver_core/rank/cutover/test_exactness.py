@@ -176,6 +176,7 @@ def test_losses_after_a_handoff_stay_within_what_two_layouts_differ_by(corpus: s
     assert max(abs(ours[step] - old[step]) for step in range(handed + 1, last + 1)) <= layout_noise
 
 
+@pytest.mark.thorough
 def test_tied_embeddings_are_handed_over_without_a_pipeline(corpus: str):
     setup = RankSetup(small_gpt(corpus, num_layers=2, share_embeddings_and_output_weights=True), record=True)
     chain = run_chain(setup, (World("TP2", "ab"), World("DP2", "bc")), rung=Rung.LIVE)

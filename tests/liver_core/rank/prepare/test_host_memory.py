@@ -158,7 +158,7 @@ def test_it_is_aborted_while_state_waits_in_host_memory(job: LiveTrio, point: st
     job.is_aborted_at(point)
 
 
-@pytest.mark.parametrize("rung", [Rung.LIVE, Rung.STOP_AND_COPY])
+@pytest.mark.parametrize("rung", sample([Rung.LIVE, Rung.STOP_AND_COPY], Rung.LIVE))
 def test_no_go_after_the_boundary_leaves_the_old_world_training(corpus: str, job: LiveTrio, rung: Rung):
     job.newcomers += 1
     newcomer = Member(f"c{job.newcomers}", 0)
@@ -181,6 +181,7 @@ def test_after_all_this_every_step_was_that_of_a_job_left_alone(job: LiveTrio):
     assert_trained_as_if_nothing_had_happened(job)
 
 
+@pytest.mark.thorough
 def test_a_source_lost_after_the_boundary_costs_one_batch_and_the_state_moves_in_all_the_same(corpus: str):
     """GO-REDO: the weights come from masters that waited in host memory, and no gradient was read."""
     device, host = trio_needs(corpus, streams=True)

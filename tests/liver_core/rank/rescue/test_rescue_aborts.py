@@ -151,6 +151,7 @@ def test_after_all_this_every_step_was_that_of_a_job_left_alone(job: RescueTrio)
     assert_trained_as_if_nothing_had_happened(job)
 
 
+@pytest.mark.thorough
 def test_nobody_waits_for_a_newcomer_that_builds_with_the_survivors_when_it_comes(once: RescueTrio):
     request, newcomer = once.attempt(Fault("warm_up", "hold"), cutover=UNHURRIED)
     once.await_stage((LEAVER, SURVIVOR), request, "prepared", 40)
@@ -262,6 +263,7 @@ def test_a_survivor_that_is_lost_after_the_release_leaves_the_checkpoint(corpus:
         assert "rank 1, build: bring up groups" in reason and "only 1 of 2 ranks came in time" in reason, reason
 
 
+@pytest.mark.thorough
 def test_another_notice_before_the_boundary_makes_the_plan_anew(corpus: str):
     """d was to leave; now c goes too, and a and b keep what both of them hold."""
     with Cluster(RankSetup(small_gpt(corpus), pace_s=0.05)) as cluster:
