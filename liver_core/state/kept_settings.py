@@ -29,8 +29,7 @@ def schedule_refusal(theirs: Mapping[str, Any] | None, scheduler: Any) -> str:
     if lacking := [name for name in SCHEDULE if name not in theirs]:
         return f"scheduler: has no {lacking[0]} there, so another one than Megatron's wrote it; build that one"
     ours = scheduler.state_dict()
-    # With a constant weight decay the length of its change means nothing.
-    ignored = {"num_steps", *(("wd_incr_steps",) if theirs["wd_incr_style"] == "constant" else ())}
+    ignored = {"num_steps", *(("wd_incr_steps",) if _is_constant(theirs) else ())}
     unlike = ", ".join(
         f"{name} is {theirs[name]} there and {ours[name]} in the job"
         for name in SCHEDULE
@@ -78,9 +77,16 @@ def keeping_settings(state: TrainState) -> Iterator[None]:
 def with_rates_that_count(small: Mapping[str, Any], state: TrainState) -> dict[str, Any]:
     """The small state of a checkpoint whose tensors and groups are loaded, with the rates of the next step: those that
     stand there, or where the job's schedule counts those that it gives at that step."""
-    scheduler = state.scheduler
-    is_ours = isinstance(scheduler, OptimizerParamScheduler) and scheduler.override_opt_param_scheduler
-    if is_ours and small["scheduler"] is not None:
-        scheduler.num_steps = 0
-        scheduler.load_state_dict(small["scheduler"])
-    return {**small, "hyper_parameters": hyper_parameters(state)}
+    scheduler, theirs = state.scheduler, small["scheduler"]
+    if isinstance(scheduler, OptimizerParamScheduler) and theirs is not None:
+        if _is_constant(theirs):  # It is compared all the same when it is loaded.
+            theirs = {**theirs, "wd_incr_steps": scheduler.wd_incr_steps}
+        if scheduler.override_opt_param_scheduler:
+            scheduler.num_steps = 0
+            scheduler.load_state_dict(theirs)
+    return {**small, "scheduler": theirs, "hyper_parameters": hyper_parameters(state)}
+
+
+def _is_constant(schedule: Mapping[str, Any]) -> bool:
+    """Whether the weight decay is: then the length of its change means nothing."""
+    return schedule.get("wd_incr_style") == "constant"

@@ -195,6 +195,7 @@ def _with_scheduler(step: Path, copy: Path, state: dict[str, Any]) -> Path:
     shutil.copytree(step, copy)
     small = json.loads((copy / "liver_small_state.json").read_text())
     (copy / "liver_small_state.json").write_text(json.dumps(small | {"scheduler": state}))
+    (copy / "liver_files.json").unlink()  # It says how long the files were.
     return copy
 
 
@@ -234,6 +235,7 @@ def _changed_common(checkpoint: str) -> Iterator[dict[str, Any]]:
     common = torch.load(path, weights_only=True)
     yield common
     torch.save(common, path)
+    (path.parent / "liver_files.json").unlink(missing_ok=True)  # It says how long the files were.
 
 
 def _rates_of_next_step(path: str) -> list[float]:
@@ -317,6 +319,8 @@ def _load(state: Any, world: Any, folder: str) -> dict[str, Any]:
     loaded: Any = dist_checkpointing.load(wanted, iteration, strict=StrictHandling.RAISE_ALL)
     unwrapped(state.model).load_state_dict(loaded["model"])
     _load_optimizer(distributed_optimizer(state.optimizer), loaded["optimizer"])
+    # Megatron's own training counts in samples, as the checkpoint does; a job may count its own schedule in steps.
+    state.scheduler.use_checkpoint_opt_param_scheduler = True
     state.scheduler.load_state_dict(loaded["opt_param_scheduler"])
     return loaded
 

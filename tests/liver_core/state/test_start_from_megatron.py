@@ -155,7 +155,12 @@ def test_a_master_that_is_not_the_one_of_its_weight_is_refused(corpus: str, tmp_
 def test_a_trial_says_whether_a_job_can_start_from_it(
     corpus: str, written: Written, sharding: str, result: str, text: str
 ):
-    changes = {"args": small_gpt(corpus), "layouts": ("TP1", "TP2"), "start_from": written[sharding][0]}
+    in_batches_half_as_large = {"warmup_steps": 20, "decay_steps": 20_000}
+    changes = {
+        "args": small_gpt(corpus, **in_batches_half_as_large),
+        "layouts": ("TP1", "TP2"),
+        "start_from": written[sharding][0],
+    }
     said = trial("liver_core.training.gpt:GptJob", corpus, **changes)["start_from"]
     assert said["result"] == result and text in said["text"]
 
