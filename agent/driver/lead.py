@@ -162,6 +162,14 @@ class Lead:
         proposal = self._proposer.record.proposal
         return "" if proposal is None else proposal.handoff_id
 
+    @property
+    def coming(self) -> frozenset[str]:
+        """Nodes that the open handoff brings in."""
+        proposal = self._proposer.record.proposal
+        if proposal is None or proposal.source is None:
+            return frozenset()
+        return frozenset(member.node_id for member in proposal.members) - set(proposal.source.node_ids())
+
     def knows(self, handoff_id: str) -> bool:
         """Whether this handoff was led here."""
         return handoff_id == self.open_id or handoff_id in {ended.handoff_id for ended in self._proposer.record.ended}
@@ -170,7 +178,8 @@ class Lead:
         self, order: JobOrder, active: Roster, leaving: Leaving, *, barred: Collection[str] = (), turn: Turn = FIRST
     ) -> Intent | Wait | NoPlan | None:
         """Nodes will go: open a handoff without them, or amend or end the open one that does not answer all of them.
-        `barred`: nodes that no plan may take. Returns what was found, None where none is looked for now."""
+        `leaving`: members, also of the open handoff's target; this node may be among them where one is open. `barred`:
+        nodes that no plan may take. Returns what was found, None where none is looked for now."""
         nodes, self._barred = frozenset(leaving), frozenset(barred)
         if self._opening is not None or self._node.now() < self._retry_at:
             return None
@@ -287,7 +296,8 @@ class Lead:
         """
         assert self.progress is not None
         state, past = self._proposer.state, "boundary" in self.progress.marks
-        if state is ProposerState.PREPARING and not more:
+        leaving = {node: times for node, times in leaving.items() if node not in self.coming}
+        if state is ProposerState.PREPARING and not more and leaving:
             await self._amend_deadline(order, leaving)
         if not more or past or state is ProposerState.WITHDRAWING:
             return
@@ -317,6 +327,8 @@ class Lead:
         current, progress = self._proposer.record.proposal, self.progress
         assert current is not None and current.source is not None and progress is not None
         # A handoff of the service may answer nodes that no notice is known of here.
+        if not leaving:
+            return False  # It answers no notice, and who was to come goes: another plan may be another layout.
         wanted = self._plan(order, current.source, leaving)
         if isinstance(wanted, Wait):
             return True
@@ -340,7 +352,7 @@ class Lead:
             deadline_utc=wanted.deadline_utc,
         )
         text = f"{', '.join(sorted(more))} will go too: {wanted.plan.reason}; {choice.reason}"
-        expected = Amendment(more, wanted.notice_at, text, costs, weigh(rung, inputs).seconds)
+        expected = Amendment(more - self.coming, wanted.notice_at, text, costs, weigh(rung, inputs).seconds)
         return await self._revise(amended, expected)
 
     async def _revise(self, amended: Proposal, amendment: Amendment) -> bool:

@@ -1,7 +1,8 @@
 """Notices about the nodes of one job, and what this node does about them: lead, or see that somebody who stays leads.
 
-The node that hears of its own end cannot lead. It tells the first staying peer that answers, and the next one when
-nothing comes of it. The service learns of it in parallel, through sync.
+The node that hears of its own end opens nothing. It tells the first staying peer that answers, and the next one when
+nothing comes of it. The service learns of it in parallel, through sync. Whoever leads an open handoff answers every
+notice that concerns it, also one for its own node or for a node that only comes with it: nobody else may.
 """
 
 import asyncio
@@ -84,6 +85,7 @@ class NoticeResponse:
         active = self._world(order)
         if active is None:
             return
+        self._tell_who_brings_us_in(active)
         leaving = self._leaving(active)
         candidates = lead_candidates(order, active, leaving)
         if leaving and candidates:
@@ -123,7 +125,8 @@ class NoticeResponse:
         self, order: JobOrder, active: Roster, leaving: dict[str, list[NoticeFact]], candidates: tuple[str, ...]
     ) -> None:
         own = self._node.node_id
-        if own in candidates and (self._asked_to_lead or candidates[0] == own):
+        may_open = own in candidates and (self._asked_to_lead or candidates[0] == own)
+        if may_open or not self._lead.is_idle:
             if self._slots.is_starting():
                 return self._lead.wait(f"the world of generation {active.generation} has not made its first step yet")
             promised = self._slots.promised_order()
@@ -131,7 +134,8 @@ class NoticeResponse:
                 return  # Somebody else leads a handoff here; a next one can only follow it.
             if self._lead.is_idle and not self._pace.is_known(active):
                 return self._lead.wait(ASKS_PACE)
-            turn = Turn(candidates.index(own), in_touch=self._node.now() - self._asked_at <= IN_TOUCH_S)
+            place = candidates.index(own) if own in candidates else len(candidates)
+            turn = Turn(place, in_touch=self._node.now() - self._asked_at <= IN_TOUCH_S)
             where = (order, active, self._moments(leaving))
             found = await self._lead.answer_loss(*where, barred=self._barred(active), turn=turn)
             if isinstance(found, NoPlan):
@@ -154,18 +158,29 @@ class NoticeResponse:
 
     async def _forward(self, leaving: dict[str, list[NoticeFact]], candidates: tuple[str, ...]) -> None:
         """Tell the first candidate that answers, again and further down the order while nothing comes of it."""
-        now = self._node.now()
-        busy = self._forwarding is not None and not self._forwarding.done()
-        if busy or now - self._forwarded_at < FORWARD_AGAIN_S:
-            return
         promised = self._slots.promised_order()
         if promised is not None and not set(promised.target.node_ids()) & set(leaving):
             return  # A handoff without all of them is under way.
         if self._node.node_id not in leaving:
             return  # Who hears of its own end tells it; what the service told, it has told the others too.
+        self._tell([fact for found in leaving.values() for fact in found], candidates)
+
+    def _tell(self, facts: list[NoticeFact], candidates: tuple[str, ...]) -> None:
+        now = self._node.now()
+        busy = self._forwarding is not None and not self._forwarding.done()
+        if busy or now - self._forwarded_at < FORWARD_AGAIN_S:
+            return
         self._forwarded_at = now
-        facts = tuple(fact for found in leaving.values() for fact in found)
-        self._forwarding = asyncio.create_task(self._tell_first(facts[:TOLD_MAX], candidates))
+        self._forwarding = asyncio.create_task(self._tell_first(tuple(facts[:TOLD_MAX]), candidates))
+
+    def _tell_who_brings_us_in(self, active: Roster) -> None:
+        """This node goes before the handoff that brings it in has ended: its lead makes another plan."""
+        own, promised = self._node.node_id, self._slots.promised_order()
+        if promised is None or promised.proposer_id == own or own in active.node_ids():
+            return
+        ours = [fact for fact in self._notices.moving(utc(self._node.now())) if fact.node_id == own]
+        if ours and own in promised.target.node_ids():
+            self._tell(ours, (promised.proposer_id,))
 
     async def _tell_first(self, facts: tuple[NoticeFact, ...], candidates: tuple[str, ...]) -> None:
         now = self._node.now()
@@ -233,8 +248,8 @@ class NoticeResponse:
             await self._lead.answer_proposal(order, active, wanted, Turn(turn))
 
     def _leaving(self, active: Roster) -> dict[str, list[NoticeFact]]:
-        """The members that will go, each with the notices that say so."""
-        members = set(active.node_ids())
+        """The members that will go, each with the notices that say so; and those that the handoff led here brings in."""
+        members = {*active.node_ids(), *self._lead.coming}
         found: dict[str, list[NoticeFact]] = {}
         for fact in self._notices.moving(utc(self._node.now())):
             if fact.node_id in members:

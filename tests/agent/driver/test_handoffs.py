@@ -97,18 +97,19 @@ def test_an_agent_killed_in_the_middle_of_a_handoff_comes_back_and_the_handoff_g
         assert identity_of(nodes.rank(victim)) == before  # type: ignore[arg-type]
 
 
-def test_a_second_notice_amends_the_handoff_and_one_generation_answers_both() -> None:
-    with cluster(*FOUR, faults={"a": "slow_prepare"}) as nodes:
+def test_a_second_notice_amends_the_handoff_although_it_is_for_the_lead_and_one_generation_answers_both() -> None:
+    with cluster(*FOUR, faults={"b": "slow_prepare"}) as nodes:
         nodes.wait_training(1, FOUR)
         nodes.announce("d")
         first = nodes.wait_handoff(HandoffState.PREPARING)
-        nodes.announce("c")
+        assert first.proposer == "a"
+        nodes.announce("a")
         done = nodes.wait_handoff(HandoffState.ACTIVE)
         assert (done.handoff_id, done.generation, done.plan_revision) == (first.handoff_id, 2, 2)
-        assert (done.leaving, str(done.target.layout), done.superseded) == (("c", "d"), "TP1xPP2xDP1", False)
+        assert (done.leaving, str(done.target.layout), done.superseded) == (("a", "d"), "TP1xPP2xDP1", False)
         assert len(nodes.service.mirrors) == 1
-        nodes.wait_training(2, ("a", "b"))
-        nodes.wait(lambda: nodes.rank("c") is None and nodes.rank("d") is None, "the end of both leavers")
+        nodes.wait_training(2, ("b", "c"))
+        nodes.wait(lambda: nodes.rank("a") is None and nodes.rank("d") is None, "the end of both leavers")
 
 
 @pytest.mark.thorough

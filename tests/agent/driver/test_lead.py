@@ -255,6 +255,66 @@ def test_capacity_that_appears_neither_amends_nor_delays_an_open_handoff(job: Jo
     asyncio.run(run())
 
 
+async def grown(now: Scene) -> None:
+    """A handoff onto e is open, which a leads."""
+    wanted = HandoffOrder(
+        handoff_id=UUID(int=1),
+        parent=1,
+        cause=HandoffCause.GROW,
+        target=Placement(layout=ParallelLayout(pp=4), members=members_of(("a", "b", "c", "e"))),
+        plan_digest="grow",
+        reason="a node appeared",
+        proposed_utc=datetime.fromtimestamp(START_S, UTC),
+    )
+    await now.lead.answer_proposal(now.order, ACTIVE, wanted)
+    await (await asyncio.wait_for(now.posted.get(), timeout=10.0))()
+    assert now.lead.coming == {"e"}
+
+
+def test_a_lead_whose_own_node_goes_amends_its_open_handoff(job: JobOrder) -> None:
+    async def run() -> None:
+        now = Scene(job)
+        await grown(now)
+        await now.notice(25.0, "a")
+        amended = now.mirrors[-1]
+        assert (amended.plan_revision, amended.leaving, amended.proposer) == (2, ("a",), "a")
+        assert amended.target.node_ids() == ("b", "c", "d")
+        assert amended.deadline_utc is not None and amended.deadline_utc.timestamp() == START_S + 25.0
+
+    asyncio.run(run())
+
+
+def test_a_handoff_that_only_brings_in_a_node_that_goes_is_given_up_at_once(job: JobOrder) -> None:
+    async def run() -> None:
+        now = Scene(job)
+        await grown(now)
+        await now.notice(25.0, "e")
+        assert now.state is ProposerState.ABORTING
+        assert now.mirrors[-1].superseded and now.mirrors[-1].leaving == ()
+
+    asyncio.run(run())
+
+
+def test_a_handoff_without_a_node_that_goes_takes_another_than_the_one_that_was_to_come_and_goes_too(
+    job: JobOrder,
+) -> None:
+    """What was to come says nothing of when the state must be safe."""
+
+    async def run() -> None:
+        now = Scene(job.model_copy(update={"standing_plans": (), "spares": members_of(("e",))}))
+        await now.notice(60.0, "d")
+        assert now.lead.coming == {"e"}
+        await now.lead.answer_loss(
+            now.order, ACTIVE, {"d": (START_S, START_S + 60.0), "e": (START_S, START_S + 5.0)}, barred={"e"}
+        )
+        amended = now.mirrors[-1]
+        assert (amended.plan_revision, amended.leaving, amended.target.node_ids()) == (2, ("d",), ("a", "b", "c"))
+        assert amended.deadline_utc is not None and amended.deadline_utc.timestamp() == START_S + 60.0
+        assert now.lead.coming == frozenset()
+
+    asyncio.run(run())
+
+
 def test_a_handoff_is_live_and_its_streaming_and_its_fall_are_shown(job: JobOrder) -> None:
     async def run() -> None:
         now = Scene(job)

@@ -49,6 +49,7 @@ class LeadRecord:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.is_idle = True
+        self.coming: frozenset[str] = frozenset()
         self.asked: list[tuple[float, Leaving, frozenset[str]]] = []
         self.turns: list[Turn] = []
         self.opened: list[UUID] = []
@@ -437,6 +438,51 @@ def test_a_node_that_follows_another_leader_opens_nothing_of_its_own(order: JobO
         assert scene.lead.asked == []
         scene.slots.promised = SimpleNamespace(proposer_id="a", target=roster_of(2, ("a", "b", "c")))
         assert await scene.leaving() == {"d"}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("leads", "goes"), [("a", "a"), ("b", "d")])
+def test_whoever_leads_an_open_handoff_answers_every_notice_of_a_member(order: JobOrder, leads: str, goes: str) -> None:
+    """Also one of its own node, and although it is not the first that may open one: no other agent may answer."""
+
+    async def run() -> None:
+        scene = Scene(order, leads)
+        scene.lead.is_idle = False
+        scene.slots.promised = SimpleNamespace(proposer_id=leads, target=roster_of(2, (*FOUR, "e")))
+        await scene.hear(notice(goes))
+        assert [set(leaving) for _, leaving, _ in scene.lead.asked] == [{goes}]
+        scene.lead.is_idle, scene.slots.promised = True, None
+        assert await scene.leaving() == set(), "what is open has ended, and another one may open the next"
+
+    asyncio.run(run())
+
+
+def test_a_node_that_the_open_handoff_brings_in_and_that_goes_is_answered_by_its_lead(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order)
+        await scene.hear(notice("e"))
+        assert scene.lead.asked == []
+        scene.lead.is_idle, scene.lead.coming = False, frozenset({"e"})
+        assert await scene.leaving() == {"e"}
+
+    asyncio.run(run())
+
+
+def test_a_node_that_goes_before_the_handoff_that_brings_it_in_has_ended_tells_its_lead_at_once(
+    order: JobOrder,
+) -> None:
+    async def run() -> None:
+        scene = Scene(order, "e")
+        scene.slots.world = None
+        scene.order = order.model_copy(update={"roster": ACTIVE})
+        await scene.hear(notice("e"))
+        assert scene.peers.sent == []
+        scene.slots.promised = SimpleNamespace(proposer_id="b", target=roster_of(2, (*FOUR, "e")))
+        await scene.hear(notice("e", 50.0))
+        assert [
+            (envelope.receiver, cast(NoticeBody, envelope.body).notice.node_id) for _, envelope in scene.peers.sent
+        ] == [("b", "e")]
 
     asyncio.run(run())
 
