@@ -36,6 +36,12 @@ GONE_PATIENCE_S = 120.0
 """After the last step. A node that is not heard may be cut off, or its agent stopped, while its ranks train; and
 suspending the job would save nothing for as long as nothing could start."""
 
+PAUSE_MOST_S = 180.0
+"""After the last step. By then the ranks that agreed on a boundary have a decision, or say that they are broken:
+targets wait at most two minutes, sources half as long again."""
+LEAVER_LOST_S = 5.0
+"""After a rank that leaves has died. By then the others say that they are broken, or that the boundary came first."""
+
 
 def next_action(view: JobView, limits: JobLimits) -> Action:
     """The one action that is due, given the facts."""
@@ -113,10 +119,13 @@ def _is_ahead(view: JobView) -> bool:
 
 def _may_know_more(view: JobView, limits: JobLimits) -> bool:
     """Whether ranks only miss a peer so far, so that the agent of the one that failed is about to report it. Or where a
-    start is lost, a node may be gone with what they miss: it is heard or overdue within seconds."""
+    start is lost, a node may be gone with what they miss: it is heard or overdue within seconds. Or only a leaver has
+    failed: the handoff may have passed its boundary, and then it goes without it."""
     if view.state is JobState.STARTING and view.unconfirmed:
         return all(may_be_of_a_node(error.cause) for error in view.errors)
     age_s = (view.now - view.error_at).total_seconds() if view.error_at else limits.first_cause_within_s
+    if view.handoff is not None and view.handoff.state is not HandoffState.PROPOSED and _only_leavers_failed(view):
+        return age_s < LEAVER_LOST_S
     return all(error.cause.is_felt for error in view.errors) and age_s < limits.first_cause_within_s
 
 
@@ -126,7 +135,7 @@ def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
         # Also while it trains on: it is not to be believed, and nobody can tell its agent to hand anything over.
         names = listed(view.revoked)
         return Loss(f"the key of {names} was revoked", _of_node(view.revoked[0], view))
-    if view.errors:
+    if view.errors and not (_goes_without_leavers(view) and _only_leavers_failed(view)):
         # A rank that only misses its peers knows less than the one that failed, or its agent.
         known = first_of(error.cause for error in view.errors)
         shown = next(error.shown for error in view.errors if error.cause == known)
@@ -173,10 +182,27 @@ def _of_node(node: str, view: JobView) -> FirstCause:
 
 
 def _needed(view: JobView, nodes: tuple[str, ...]) -> tuple[str, ...]:
-    """The `nodes` that the job still needs: all but leaving nodes that the next world no longer needs."""
-    if view.handoff is None or not view.handoff.may_lose_leavers:
+    """The `nodes` that the job still needs: all but leaving nodes that the next world can do without."""
+    if view.handoff is None or not _goes_without_leavers(view):
         return nodes
     return tuple(node for node in nodes if node in view.handoff.target_nodes)
+
+
+def _goes_without_leavers(view: JobView) -> bool:
+    """Whether the loss of a leaver does not end the job: the next world no longer needs it, or its ranks are about to
+    decide whether they do. If they cannot go on, they say that they are broken."""
+    handoff = view.handoff
+    if handoff is None or handoff.state is not HandoffState.CUTTING_OVER:
+        return handoff is not None and handoff.may_lose_leavers
+    return (
+        handoff.may_lose_leavers
+        or (view.now - (view.last_step_at or handoff.changed_at)).total_seconds() <= PAUSE_MOST_S
+    )
+
+
+def _only_leavers_failed(view: JobView) -> bool:
+    staying = view.handoff.target_nodes if view.handoff is not None else ()
+    return all(error.node is not None and error.node not in staying for error in view.errors)
 
 
 def _fall_back(view: JobView, limits: JobLimits, lost: Loss) -> Action:

@@ -202,12 +202,45 @@ def test_without_a_checkpoint_a_lost_world_begins_again_and_says_so():
 @pytest.mark.parametrize("lost", ["gone", "silent"])
 def test_a_leaver_that_a_rescue_has_released_is_no_loss_while_the_next_world_is_built(lost: str):
     building = handoff(state=HandoffState.CUTTING_OVER, may_lose_leavers=True)
-    stalled = {lost: ("c",), "last_step_at": at(-100)}
+    stalled = {lost: ("c",), "last_step_at": at(-200)}
     assert act(view(**stalled, handoff=building)).do is Do.NOTHING
     assert act(view(**stalled, handoff=handoff(state=HandoffState.CUTTING_OVER))).do is Do.START
     # It is so for who leaves only, and only while the handoff is open.
     assert act(view(**(stalled | {lost: ("b",)}), handoff=building)).do is Do.START
     assert act(view(**stalled)).do is Do.START
+
+
+@pytest.mark.parametrize("lost", ["gone", "silent"])
+def test_a_leaver_that_is_not_heard_between_boundary_and_decision_is_no_loss_until_all_limits_are_over(lost: str):
+    """The next world redoes the batch without it, within its own limits."""
+    deciding = view(**{lost: ("c",)}, last_step_at=at(-100), handoff=handoff(state=HandoffState.CUTTING_OVER))
+    assert act(deciding).do is Do.NOTHING
+    assert act(replace(deciding, last_step_at=at(-181))).do is Do.START
+    assert act(replace(deciding, **{lost: ("b",)})).do is Do.START, "b is needed"
+    assert act(replace(deciding, handoff=handoff(state=HandoffState.READY))).do is Do.START
+
+
+def test_a_leavers_rank_that_dies_ends_the_job_only_if_the_others_say_that_they_are_broken():
+    end = ProcessEnd(7, signal="SIGKILL", step=50)
+    killed = RankError("rank 2 on node c is failed", str(end), "c", 2, 50, None, end)
+    missed = RankError("rank 0 on node a is broken: it misses a peer", "it misses a peer", "a", 0, 50, FELT)
+    died = FirstCause(FailedPart.RANK, "c", 2, signal="SIGKILL", step=50)
+    at_once = view(errors=(killed,), error_at=at(-1))
+    deciding = replace(
+        at_once, handoff=handoff(state=HandoffState.CUTTING_OVER), error_at=at(-90), last_step_at=at(-91)
+    )
+    assert act(deciding).do is Do.NOTHING
+    broken = act(replace(deciding, errors=(killed, missed)))
+    assert (broken.do, broken.cause) == (Do.START, died)
+    assert act(replace(deciding, last_step_at=at(-181))).do is Do.START
+    for state in (HandoffState.PREPARING, HandoffState.READY):
+        open_yet = replace(at_once, handoff=handoff(state=state))
+        waits = act(open_yet)
+        assert (waits.do, waits.look_again_s) == (Do.NOTHING, 0.3), "the boundary may be there, and not told yet"
+        assert act(replace(open_yet, error_at=at(-5.1))).cause == died
+        assert act(replace(open_yet, errors=(killed, missed))).cause == died
+    assert act(at_once).do is Do.START
+    assert act(replace(at_once, handoff=handoff(state=HandoffState.PROPOSED))).do is Do.START
 
 
 @pytest.mark.parametrize("lost", ["silent", "gone"])
@@ -539,7 +572,7 @@ def test_a_restart_waits_for_no_lease_of_a_world_that_has_lost_a_rank_or_gives_o
 
 def test_a_restart_waits_for_the_leases_of_the_world_that_an_open_handoff_may_have_led_to():
     handoff = OpenHandoff(uuid4(), HandoffState.CUTTING_OVER, ("a",), ("b", "x"), at(-9), at(-5), at(60))
-    broken = RankError("rank 0 on node a is broken", "it failed", node="a", rank=0)
+    broken = RankError("rank 1 on node b is broken", "it failed", node="b", rank=1)
     lost = view(errors=(broken,), error_at=at(-9), restart=ELSEWHERE, handoff=handoff, lost_sight_of=(("x", at(-3)),))
     assert act(lost).reason.endswith("a restart waits until the step leases of x are over")
     to_b = Placement(layout=ParallelLayout(dp=2), members=(Member("b", 0), Member("d", 0)))
