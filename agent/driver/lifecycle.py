@@ -40,6 +40,9 @@ STEPS_GRACE = 4
 CHECKPOINT_GRACE_S = 120.0
 """How much longer than a step a rank may take to end if it writes a checkpoint."""
 _BY_STORE = FailureCause(FailedPart.STORE)
+_UNSEEN = FailureCause(FailedPart.PEER)
+"""Of what ended while nobody looked: the rank may have ended itself because of another one, so it is blamed for nothing.
+"""
 _log = logging.getLogger(__name__)
 
 
@@ -193,7 +196,7 @@ class Births:
             return
         for slot in missing:
             rank = roster.members.index(Member(self._node.node_id, slot))
-            reason = Reason("no process of this rank runs on its node", "adopt", rank)
+            reason = Reason("no process of this rank runs on its node", "adopt", rank, cause=_UNSEEN)
             lost[slot] = self.lost_rank(slot, rank, roster.generation, reason)
         self._node.sync_soon()
 

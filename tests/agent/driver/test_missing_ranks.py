@@ -9,7 +9,7 @@ import pytest
 from agent.driver.lifecycle import MISSING_RANK_S, Births
 from agent.protocol.sources import SourceHandoff, SourceInit
 from agent.protocol.sync import DesiredState
-from liver_core.handoff import Decision, Stage
+from liver_core.handoff import Decision, FailedPart, Stage
 from liver_core.handoff.messages import HandoffId
 from liver_core.handoff.participant_events import EndedHandoff
 from liver_core.layout import Member, ParallelLayout, Roster
@@ -24,6 +24,11 @@ def ended(stage: Stage, generation: int) -> EndedHandoff:
 
 def reported(source: Any, *history: EndedHandoff, origin: Any = ORIGIN) -> list[int]:
     """The slots of node a that count as lost, long after its process has ended."""
+    return list(told(source, *history, origin=origin))
+
+
+def told(source: Any, *history: EndedHandoff, origin: Any = ORIGIN) -> dict[int, Any]:
+    """What is told of each of them."""
     memory = SimpleNamespace(origin=str(origin), record=SimpleNamespace(active=None, ended=history))
     slots = SimpleNamespace(memory=lambda slot: memory, is_bound=lambda: False)
     host = SimpleNamespace(is_busy=lambda slot: False, states=dict)
@@ -36,7 +41,7 @@ def reported(source: Any, *history: EndedHandoff, origin: Any = ORIGIN) -> list[
     lost: dict[int, Any] = {}
     for _ in range(2):
         births._note_missing(cast(Any, order), ROSTER, [0], lost)
-    return list(lost)
+    return lost
 
 
 SOURCES = [SourceInit(), SourceHandoff(handoff_id=ORIGIN)]
@@ -46,6 +51,12 @@ SOURCES = [SourceInit(), SourceHandoff(handoff_id=ORIGIN)]
 def test_a_rank_whose_process_is_gone_is_missing(source: Any):
     assert reported(source) == [0]
     assert reported(source, ended(Stage.ABORTED, 2)) == [0]
+
+
+def test_a_rank_that_ended_while_nobody_looked_is_blamed_for_nothing():
+    """It may have ended itself, as all ranks do that miss another one. Who saw a death outranks this word."""
+    said = told(SourceInit())[0].reason
+    assert said is not None and said.cause is not None and said.cause.what is FailedPart.PEER
 
 
 @pytest.mark.parametrize("source", SOURCES)
