@@ -41,8 +41,7 @@ CHECKPOINT_GRACE_S = 120.0
 """How much longer than a step a rank may take to end if it writes a checkpoint."""
 _BY_STORE = FailureCause(FailedPart.STORE)
 _UNSEEN = FailureCause(FailedPart.PEER)
-"""Of what ended while nobody looked: the rank may have ended itself because of another one, so it is blamed for nothing.
-"""
+"""Of a rank that ended while nobody looked: it may have ended itself because of another one, so nobody is blamed."""
 _log = logging.getLogger(__name__)
 
 
