@@ -358,7 +358,11 @@ class RankLoop:
             return RescueRun(
                 following, active, machine, boundary_of=posted, probe=self.probe, complete=preparation.complete
             )
-        return CutoverRun(following, active, machine, boundary_of=posted, totals=totals, probe=self.probe)
+
+        def dead() -> str:
+            return str(self.deaths.of(request.source) or "")
+
+        return CutoverRun(following, active, machine, boundary_of=posted, totals=totals, probe=self.probe, dead=dead)
 
     def _finish_cutover(self, outcome: Outcome, totals: StepTotals | None, reduced: Moment | None) -> None:
         following = self.following

@@ -87,7 +87,7 @@ class Outcome:
 class CutoverRun:
     """One rank's cutover. On a source, `boundary_of` gives what is equal on all its ranks at this boundary: version,
     small state, totals of the step. `totals`: of the step that is handed over, None where it was dropped or where this
-    rank did not take part in it."""
+    rank did not take part in it. `dead`: which rank of the source world is known to be dead, empty while none is."""
 
     def __init__(
         self,
@@ -98,6 +98,7 @@ class CutoverRun:
         boundary_of: Callable[[], dict[str, Any]],
         totals: StepTotals | None = None,
         probe: Probe = lambda point: None,
+        dead: Callable[[], str] = lambda: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.following = following
@@ -107,7 +108,7 @@ class CutoverRun:
         self.clock = clock
         self.boundary = following.boundary
         self.decision = Decision.UNDECIDED
-        self.pause = Pause(following, machine.rank, clock, probe)
+        self.pause = Pause(following, machine.rank, clock, probe, dead)
         self.source: SourceSide | None = None
         if following.source_rank is not None and active is not None:
             self.source = SourceSide(self.pause, active, boundary_of, totals)

@@ -5,6 +5,7 @@ All living source ranks run the same collectives, even if they fail as targets. 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ from liver_core.state.small_state import count_sums, optimizer_counts
 from liver_core.worlds.groups import limited, plainly
 
 _LOST = "lost"
+POLL_LEAST_S, POLL_MOST_S = 0.0001, 0.01
 
 
 class Lost(Exception):
@@ -40,13 +42,15 @@ class Lost(Exception):
 class Pause:
     """What both sides of one rank share in the pause.
 
-    `until`: when the present action must end, by `clock`. `problems`: what was lost, in order.
+    `until`: when the present action must end, by `clock`. `problems`: what was lost, in order. `dead`: which rank of
+    the source world is known to be dead, empty while none is.
     """
 
     following: NextWorld
     rank: int | None
     clock: Callable[[], float]
     probe: Callable[[str], None]
+    dead: Callable[[], str] = lambda: ""
     until: float = 0.0
     measures: dict[str, float] = field(default_factory=dict)
     problems: list[Lost] = field(default_factory=list)
@@ -161,7 +165,7 @@ class SourceSide:
             return
         (name, whole, work), self._summing = self._summing, None
         started = self._pause.clock()
-        self._collective(f"{name} certificate", work.wait)
+        self._collective(f"{name} certificate", lambda: self._await(work))
         self._pause.add("certify_source_s", started)
         self._publish_certificate(name, whole)
 
@@ -204,6 +208,17 @@ class SourceSide:
     def _publish(self, name: str, value: Any) -> None:
         if self.publishes:
             self._pause.post(name, value)
+
+    def _await(self, work: Any) -> None:
+        """Until a collective of the source world has ended. Over gloo only the neighbours of a rank that dies notice,
+        so the word of its agent ends the wait too."""
+        pause_s = POLL_LEAST_S
+        while not work.is_completed():
+            if dead := self._pause.dead():
+                raise RuntimeError(dead)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, POLL_MOST_S)
+        work.wait()
 
     def _collective(self, what: str, action: Callable[[], Any]) -> Any:
         """Run a collective of the source world. It fails if a source is gone or late. Raises Lost."""
