@@ -248,7 +248,7 @@ class NoticeResponse:
             await self._lead.answer_proposal(order, active, wanted, Turn(turn))
 
     def _leaving(self, active: Roster) -> dict[str, list[NoticeFact]]:
-        """The members that will go, and those that the handoff led here brings in; each with the notices that say so."""
+        """Members that will go, also those that the handoff led here brings in, each with the notices that say so."""
         members = {*active.node_ids(), *self._lead.coming}
         found: dict[str, list[NoticeFact]] = {}
         for fact in self._notices.moving(utc(self._node.now())):
