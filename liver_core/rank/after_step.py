@@ -6,6 +6,7 @@ its first gradients. The pause is over then, and the state is still that of the 
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -117,7 +118,9 @@ class AfterStep:
         self._run_hooks(active, progress.step, measured)
         ended = self._ended(progress.step, phase)
         asked = phase is BoundaryPhase.CHECKPOINT
-        if self._is_wanted(active, progress.step, asked or ended is not None) and self._may_write(active, ended):
+        if self._is_wanted(active, progress.step, asked or ended is not None) and self._may_write(
+            active, progress.step, ended
+        ):
             number = self._requests.take_checkpoint() if asked else 0
             self._write(active, self._small(active, progress), asked=number)
         if ended is not None:
@@ -127,13 +130,17 @@ class AfterStep:
         is_late = self._late_in == active.world.generation
         return self._rule is not None and (is_asked or is_late or self._rule.is_due(step))
 
-    def _may_write(self, active: ActiveWorld, ended: Ended | None) -> bool:
+    def _may_write(self, active: ActiveWorld, step: int, ended: Ended | None) -> bool:
         """Whether no rank is still writing a checkpoint. One that is due all the same is written as soon as none is;
-        one that was asked for is asked for again at the next boundary. A collective."""
+        one that was asked for is asked for again at the next boundary; the last one comes to nothing, and that is told.
+        A collective."""
         assert self._rule is not None
         is_late = self._late_in == active.world.generation
         waits_s = LAST_CHECKPOINT_S if ended is not None else 0.0 if is_late else self._rule.waits_s
-        is_free = self._writer.is_free(active.world, waits_s)
+        with self._named("checkpoint"):
+            is_free = self._writer.is_free(active.world, waits_s)
+        if ended is not None and not is_free:
+            self._writer.give_up(self._rule.path_of(step), step, "the one before was still being written", active.world)
         self._late_in = 0 if is_free else active.world.generation
         return is_free
 
@@ -161,7 +168,7 @@ class AfterStep:
         if waiting is None:
             return
         self._run_hooks(active, waiting.step, waiting.measured)
-        if waiting.small is not None and self._may_write(active, self._ended(waiting.step, None)):
+        if waiting.small is not None and self._may_write(active, waiting.step, self._ended(waiting.step, None)):
             self._write(active, waiting.small)
 
     def _run_hooks(self, active: ActiveWorld, step: int, measured: StepMeasures) -> None:
@@ -176,7 +183,8 @@ class AfterStep:
         self._metrics.publish(active.world, step, measured)
 
     def _small(self, active: ActiveWorld, progress: TrainingProgress) -> dict[str, Any]:
-        return collect(self._job, active.state, active.live, progress)
+        # Training goes on while it is written, and may change what the job or a scheduler of its own gave.
+        return copy.deepcopy(collect(self._job, active.state, active.live, progress))
 
     def _write(self, active: ActiveWorld, small: dict[str, Any], *, asked: int = 0) -> None:
         assert self._rule is not None
@@ -185,6 +193,11 @@ class AfterStep:
         self._metrics.soon()
         with self._named("checkpoint"):
             self._writer.start(active, small, arguments, path, keep=self._rule.keep, asked=asked)
+
+    def close(self) -> None:
+        """Wait for the checkpoint that is being written."""
+        with self._named("checkpoint"):
+            self._writer.close()
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:

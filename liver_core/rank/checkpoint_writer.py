@@ -103,16 +103,24 @@ class CheckpointWriter:
             write(sharded, small, path, group, **made)
             if tells:
                 self._done(path, writing.step, time.monotonic() - writing.began, writing.asked)
-            if group.rank() == 0 and (left := prune(Path(path), writing.keep, generation=generation)):
+            removes = {"job_id": writing.job_id, "generation": generation}
+            if group.rank() == 0 and (left := prune(Path(path), writing.keep, **removes)):
                 _log.warning("old checkpoints still take space, they could not be removed: %s", "; ".join(left[:3]))
         except Exception as error:
             # Training goes on without this checkpoint. The user gets the reason.
             if not isinstance(error, CheckpointError):
                 self._left = group
             if world.retired:
-                _log.warning("checkpoint %s is given up: a handoff ended its world (%s)", path, error_text(error))
+                # Whoever was to tell may have left with that world, and one that was asked for would be waited for.
+                text = f"a handoff ended its world before it was complete ({error_text(error)})"
+                self._failed(path, writing.step, text, writing.asked)
             elif tells or self._left is group:
                 self._failed(path, writing.step, error_text(error), writing.asked)
+
+    def give_up(self, path: str, step: int, text: str, world: MegatronWorld) -> None:
+        """Tell that this checkpoint is not written at all."""
+        if world.everyone.rank() in tellers(world.roster):
+            self._failed(path, step, text, 0)
 
     def close(self, waits_s: float = LAST_CHECKPOINT_S) -> None:
         """Wait so long for the checkpoint that is being written."""

@@ -175,7 +175,7 @@ class RankLoop:
             while True:
                 self._step()
         except Ended as ended:
-            self.checkpoints.close()
+            self.after_step.close()
             return ended
         except RuntimeError as error:  # Of torch, if a peer is gone or late. This world cannot do another step.
             _log.exception("the rank of %s cannot continue: error in phase %s", self.member, self._phase)

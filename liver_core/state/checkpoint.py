@@ -7,6 +7,7 @@ snapshot at a boundary, a thread with its own group writes files, and one rename
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -31,8 +32,11 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.common import TorchCommonSaveStrategy
 from torch.distributed.checkpoint.api import CheckpointException
 
-from liver_core.state.checkpoint_damage import is_torn
+from liver_core.handoff.generations import first_of
+from liver_core.state.checkpoint_damage import damage_of, is_torn
 from liver_core.state.checkpoint_files import (
+    ARGUMENTS,
+    COMMON_FILE,
     FILES_FILE,
     NEEDED_FILES,
     SMALL_STATE_FILE,
@@ -40,11 +44,15 @@ from liver_core.state.checkpoint_files import (
     CheckpointError,
     DamagedCheckpoint,
     LeaseStanding,
+    author_of,
     digested,
     is_replaced_by,
+    missing_file,
+    noted_sizes,
     starts_in,
     sync_to_disk,
     verify,
+    wrong_size,
 )
 from liver_core.state.kept_settings import (
     keeping_settings,
@@ -53,7 +61,13 @@ from liver_core.state.kept_settings import (
     with_rates_that_count,
 )
 from liver_core.state.live_state import LiveState
-from liver_core.state.megatron_checkpoint import ANY_LAYOUT, read_megatron_checkpoint
+from liver_core.state.megatron_arguments import megatron_arguments
+from liver_core.state.megatron_checkpoint import (
+    ANY_LAYOUT,
+    OF_ANY_PRECISION,
+    model_refusal,
+    read_megatron_checkpoint,
+)
 from liver_core.state.megatron_optimizer import (
     attach_moments,
     distributed_optimizer,
@@ -69,6 +83,8 @@ from liver_core.worlds.megatron import MegatronWorld
 
 _log = logging.getLogger(__name__)
 PARTIAL = ".partial-"
+REPLACED = f".replaced{PARTIAL}"
+"""In the name of a checkpoint whose step was written again, for a moment."""
 LEASE_AGAIN_S = 0.2
 LEASE_WAIT_S = 600.0
 """As long as a world that nobody hears stands still before a step."""
@@ -215,7 +231,7 @@ def write(
     try:
         with default_group(group):
             do_together(lambda: _check_finite(sharded), group)
-            do_together(lambda: _make_empty(partial) if rank == 0 else None, group)
+            do_together(lambda: _make_room(partial, generation) if rank == 0 else None, group)
             do_together(lambda: _check_writable(partial, rank), group)
             do_together(lambda: _save(sharded, partial), group, errors=CannotDo)
             files = do_together(lambda: digested(partial, rank), group)
@@ -240,7 +256,9 @@ def write(
     raise failed
 
 
-def _make_empty(folder: Path) -> None:
+def _make_room(folder: Path, generation: int) -> None:
+    """An empty folder, and the space of what worlds of earlier starts left incomplete: they publish nothing more."""
+    _remove_partials(folder.parent, first_of(generation) - 1)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
 
@@ -271,9 +289,19 @@ def _publish(partial: Path, target: Path, small: Mapping[str, Any], files: Mappi
     (partial / FILES_FILE).write_text(json.dumps(listed))
     sync_to_disk(partial / FILES_FILE)
     sync_to_disk(partial)
-    shutil.rmtree(target, ignore_errors=True)
-    os.replace(partial, target)
+    if damage := damage_of(partial):
+        raise CannotDo(f"{damage}, though it was written so: a start could not load it")
+    before = Path(f"{target}{REPLACED}{partial.name.rpartition(PARTIAL)[2]}")
+    with contextlib.suppress(FileNotFoundError):
+        os.replace(target, before)
+    try:
+        os.replace(partial, target)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(before, target)
+        raise
     sync_to_disk(target.parent)
+    shutil.rmtree(before, ignore_errors=True)
 
 
 def _await_lease(path: str, group: dist.ProcessGroup, standing: Callable[[], LeaseStanding]) -> None:
@@ -321,10 +349,14 @@ def read_small_state(path: str) -> dict[str, Any]:
     return json.loads((folder / SMALL_STATE_FILE).read_text())
 
 
-def check_rates(path: str, state: TrainState) -> str:
-    """Raise CheckpointError if the schedule of this checkpoint of ours is another one than that of the job that was
-    just built, and must not be. Returns which of the job's rates do not count; empty if all do."""
+def check_ours(path: str, job: TrainingJob, state: TrainState, world: MegatronWorld) -> str:
+    """Raise CheckpointError if this checkpoint of ours is of another model than that of the job that was just built,
+    though its tensors may fit, or of another schedule where that must be the same. Returns which of the job's rates do
+    not count; empty if all do. The precision may be another one: masters and moments are the same in each."""
     small = read_small_state(path)
+    theirs = torch.load(Path(path) / COMMON_FILE, map_location="cpu", weights_only=True).get(ARGUMENTS, {})
+    if refusal := model_refusal(theirs, megatron_arguments(job, state, world), OF_ANY_PRECISION):
+        raise CheckpointError(f"checkpoint {path}: {refusal}")
     if refusal := schedule_refusal(small["scheduler"], state.scheduler):
         raise CheckpointError(f"checkpoint {path}: {refusal}")
     return overruled_rates(small, state)
@@ -343,7 +375,7 @@ def load_checkpoint(
     if theirs:
         theirs.check(job, state, world)
         theirs.check_layout(world.layout)
-    elif (overruled := check_rates(path, state)) and world.everyone.rank() == 0:
+    elif (overruled := check_ours(path, job, state, world)) and world.everyone.rank() == 0:
         _log.warning("checkpoint %s: %s", path, overruled)
     optimizer = distributed_optimizer(state.optimizer)
     module = unwrapped(state.model)
@@ -406,16 +438,37 @@ def _load_optimizer(optimizer: Any, loaded: dict[str, Any]) -> None:
                 values[name] = value.detach().clone()
 
 
-def prune(written: Path, keep: int, *, generation: int = 0) -> list[str]:
-    """Remove the oldest complete checkpoints beyond the newest `keep` up to the one just `written`, and what
-    `generation` and older ones left incomplete. Leave everything that we did not write, and later steps: a world that
-    was replaced has written them, and this one will write them again. Returns what could not be removed, and why."""
+def prune(written: Path, keep: int, *, job_id: str = "", generation: int = 0) -> list[str]:
+    """Remove the job's oldest checkpoints beyond the newest `keep` that are whole, up to the one just `written`, and
+    what `generation` and older ones left incomplete. Leave what other jobs wrote, and later steps: a world that was
+    replaced has written them, and this one will write them again. Returns what could not be removed, and why."""
     folder, left = written.parent, []
     ours = (entry for entry in sorted(folder.glob(f"{STEP}*")) if PARTIAL not in entry.name and not entry.is_symlink())
-    complete = [entry for entry in ours if (entry / SMALL_STATE_FILE).is_file()]
-    for old in [entry for entry in complete if entry.name <= written.name][:-keep]:
+    complete = [entry for entry in ours if (entry / SMALL_STATE_FILE).is_file() and _is_of(entry, job_id)]
+    until = [entry for entry in complete if entry.name <= written.name]
+    kept = [entry for entry in until if entry == written or _is_whole(entry)][-keep:]
+    for old in [entry for entry in until if entry.name < kept[0].name] if kept else []:
         # Whoever dies in the middle of it leaves nothing that looks complete, and the next removal finds the rest.
         _tried(lambda old=old: os.replace(old, f"{old}{PARTIAL}{generation}"), old, left)
+    return left + _remove_partials(folder, generation)
+
+
+def _is_of(folder: Path, job_id: str) -> bool:
+    """Whether this job wrote the checkpoint. Of one whose author is not known that is taken for granted."""
+    author = author_of(folder)
+    return author is None or not job_id or author.job_id == job_id
+
+
+def _is_whole(folder: Path) -> bool:
+    """As far as names and sizes of its files show."""
+    try:
+        return not missing_file(folder) and not wrong_size(folder, noted_sizes(folder) or [])
+    except (OSError, ValueError):
+        return False
+
+
+def _remove_partials(folder: Path, generation: int) -> list[str]:
+    left: list[str] = []
     for partial in sorted(folder.glob(f"{STEP}*{PARTIAL}*")):
         number = partial.name.rpartition(PARTIAL)[2]
         if number.isdecimal() and int(number) <= generation:

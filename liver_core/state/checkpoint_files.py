@@ -151,7 +151,7 @@ def author_of(folder: Path) -> Author | None:
     try:
         said = json.loads((folder / SMALL_STATE_FILE).read_text())["author"]
         return Author(str(said["job_id"]), int(said["generation"]))
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None
 
 

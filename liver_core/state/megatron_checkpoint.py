@@ -6,7 +6,7 @@ where the step stands, and a schedule that counts samples. What would change the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +29,23 @@ from liver_core.worlds.megatron import MegatronWorld
 
 ANY_LAYOUT, ANY_DP = "fully_reshardable", "dp_reshardable"
 # Megatron's arguments that say what the model is.
-OF_THE_MODEL = (
+OF_ANY_PRECISION = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
     *("padded_vocab_size", "normalization", "norm_epsilon", "apply_layernorm_1p", "qk_layernorm"),
     *("position_embedding_type", "rotary_percent", "rotary_base", "rotary_interleaved"),
     *("add_bias_linear", "add_qkv_bias", "swiglu", "squared_relu", "quick_geglu"),
-    *("untie_embeddings_and_output_weights", "multi_latent_attention", "num_experts", "bf16", "fp16"),
+    *("untie_embeddings_and_output_weights", "multi_latent_attention", "num_experts"),
 )
+OF_THE_MODEL = (*OF_ANY_PRECISION, "bf16", "fp16")
+
+
+def model_refusal(theirs: Mapping[str, Any], ours: Mapping[str, Any], names: Iterable[str] = OF_THE_MODEL) -> str:
+    """The first of these arguments that says that a checkpoint is of another model than the job's. Empty if none."""
+    for name in names:
+        # An argument that is not given is None there; a setting that the job's model does not have is absent here.
+        if name in theirs and theirs[name] != (present := ours.get(name)) and (theirs[name] or present is not None):
+            return f"{name} is {theirs[name]!r} there and {present!r} in the job's model; must be equal"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +83,8 @@ class MegatronCheckpoint:
         theirs = dict(self.arguments)
         if not theirs.get("group_query_attention"):
             theirs["num_query_groups"] = theirs.get("num_attention_heads")
-        for name in OF_THE_MODEL:
-            # An argument that is not given is None there; a setting that the job's model does not have is absent here.
-            if name in theirs and theirs[name] != (present := ours.get(name)) and (theirs[name] or present is not None):
-                raise _refused(
-                    self.path, f"{name} is {theirs[name]!r} there and {present!r} in the job's model; must be equal"
-                )
+        if refusal := model_refusal(theirs, ours):
+            raise _refused(self.path, refusal)
 
     def check_layout(self, layout: ParallelLayout) -> None:
         """Raise CheckpointError, with the rule, if its optimizer state cannot be cut to this layout."""

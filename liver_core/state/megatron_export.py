@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from liver_core.state.checkpoint_damage import damage_of
-from liver_core.state.checkpoint_files import ARGUMENTS, COMMON_FILE, SMALL_STATE_FILE
+from liver_core.state.checkpoint_files import ARGUMENTS, COMMON_FILE, FILES_FILE, SMALL_STATE_FILE
 
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
 NEEDED_ARGUMENTS = ("num_layers", "hidden_size", "num_attention_heads", "global_batch_size")
@@ -200,7 +200,7 @@ def _constant_schedule(groups: list[dict[str, Any]], samples: int) -> dict[str, 
 
 def _fill(folder: Path, source: Path, common: dict[str, Any]) -> None:
     iteration = folder / f"iter_{common['iteration']:07d}"
-    shutil.copytree(source, iteration, ignore=lambda _folder, _names: {COMMON_FILE, SMALL_STATE_FILE})
+    shutil.copytree(source, iteration, ignore=lambda _folder, _names: {COMMON_FILE, SMALL_STATE_FILE, FILES_FILE})
     torch.save(common, iteration / COMMON_FILE)
     (folder / TRACKER_FILE).write_text(str(common["iteration"]))
 

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from liver_core.layout import LayoutError, Manifest, ParallelLayout, check_fits
 from liver_core.rank.droppable_step import DropRule, do_step
 from liver_core.same_value import same_number, same_value
 from liver_core.state.built_state import tied_embeddings
-from liver_core.state.checkpoint import CheckpointError, check_rates, read_small_state
+from liver_core.state.checkpoint import CheckpointError, check_ours, read_small_state
+from liver_core.state.checkpoint_damage import damage_of
 from liver_core.state.megatron_checkpoint import read_megatron_checkpoint
 from liver_core.state.megatron_optimizer import distributed_optimizer, has_stepped
 from liver_core.state.replay_check import check_replay
@@ -242,8 +244,10 @@ class JobTrial:
         try:
             theirs = read_megatron_checkpoint(path)
             if theirs is None:
+                if damage := damage_of(Path(path)):
+                    return missing(f"checkpoint {path}: {damage}")
                 text = f"goes on after step {read_small_state(path)['step']}"
-                overruled = check_rates(path, self._world.state)
+                overruled = check_ours(path, self._job, self._world.state, self._world.world)
                 return warning(f"{text}; {overruled}") if overruled else ok(text)
             theirs.check(self._job, self._world.state, self._world.world)
             for text in self.plan.layouts:

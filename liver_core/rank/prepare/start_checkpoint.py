@@ -49,7 +49,9 @@ def _chosen(made: NextWorld, deadline: float) -> tuple[str, str]:
     """The newest later one that is whole, else the one that was asked for and what is wrong with it."""
     wanted, later = made.request.checkpoint, made.request.later
     for folder in () if later is None else later_ones(made.request.job_id, later):
-        if not _is_damaged_here(folder):
+        if _is_damaged_here(folder):
+            _log.warning("the job wrote %s after %s, but it is damaged", folder, wanted or "its beginning")
+        else:
             _log.warning("the job begins from %s, which it wrote after %s", folder, wanted or "its beginning")
             return str(folder), ""
     if not wanted:

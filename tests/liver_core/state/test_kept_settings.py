@@ -68,7 +68,7 @@ def _go_on(arguments: dict[str, Any], jobs: dict[str, tuple[dict[str, Any], str]
     import torch.distributed as dist
 
     from liver_core.layout import ParallelLayout
-    from liver_core.state.checkpoint import CheckpointError, check_rates
+    from liver_core.state.checkpoint import CheckpointError, check_ours
     from liver_core.state.megatron_optimizer import distributed_optimizer
     from liver_core.state.optimizer_step import hyper_parameters
     from liver_core.training.gpt import GptJob
@@ -110,7 +110,7 @@ def _go_on(arguments: dict[str, Any], jobs: dict[str, tuple[dict[str, Any], str]
         said: dict[str, Any] = {"next_keys": keys(world)}
         found[name] = said
         try:
-            said["overruled"] = check_rates(path, world.state)
+            said["overruled"] = check_ours(path, world.job, world.state, world.world)
             world.load(path)
             said |= {"rates": rates(world), "keys": keys(world)}
             world.step()

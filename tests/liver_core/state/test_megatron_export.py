@@ -59,7 +59,8 @@ def test_the_folder_holds_what_megatrons_training_looks_for(exported: tuple[Path
     folder, said = exported
     assert (folder / "latest_checkpointed_iteration.txt").read_text() == str(EVERY)
     assert sorted(entry.name for entry in folder.iterdir()) == ["iter_0000003", "latest_checkpointed_iteration.txt"]
-    assert not (folder / "iter_0000003" / "liver_small_state.json").exists()
+    assert not list((folder / "iter_0000003").glob("liver_*"))
+    assert run_alone(_damage, str(folder / "iter_0000003")) == "", "a job may start from it"
     assert said["iteration"] == EVERY and said["consumed_samples"] == EVERY * BATCH and said["remarks"] == []
     # Without --attention-softmax-in-fp32, Megatron's gradients in bfloat16 are others than the job's.
     expected = {"--use-checkpoint-args", "--attention-softmax-in-fp32", "--global-batch-size 8", "--adam-eps 1e-08"}
@@ -197,6 +198,12 @@ def _with_scheduler(step: Path, copy: Path, state: dict[str, Any]) -> Path:
     (copy / "liver_small_state.json").write_text(json.dumps(small | {"scheduler": state}))
     (copy / "liver_files.json").unlink()  # It says how long the files were.
     return copy
+
+
+def _damage(path: str) -> str:
+    from liver_core.state.checkpoint_damage import damage_of
+
+    return damage_of(Path(path))
 
 
 def _common_state(path: str) -> dict[str, Any]:
