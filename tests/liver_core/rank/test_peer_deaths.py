@@ -153,20 +153,26 @@ def test_ranks_over_gloo_name_the_one_that_was_killed_within_a_second(corpus: st
         assert time.monotonic() - told < SECOND
 
 
-def test_a_leaver_that_dies_in_the_pause_costs_two_seconds_although_only_its_neighbours_notice(corpus: str) -> None:
+def test_a_leaver_that_dies_in_the_pause_costs_little_time_although_only_its_neighbours_notice(corpus: str) -> None:
+    """The others would wait for it as long as the pause may take, 14 s here."""
     with Cluster(RankSetup(small_gpt(corpus), global_batch=24)) as cluster:
         world = cluster.launch("DP4", "abcd")
         leaver = world.members[3]
+        word = death(1, leaver)
         request = cluster.open("DP3", "abc")
         everyone = cluster.members(request)
         cluster.await_stage(everyone, request, "prepared", 60)
         cluster.arm(leaver, "norm", "hold")
+        for member in request.target.members:
+            cluster.arm(member, "state read", "tell")
         cluster.command(everyone, "permit", request.handoff_id, 1)
         cluster.await_passage(leaver, "norm")
+        for member in request.target.members:
+            cluster.await_passage(member, "state read")
         cluster.kill(leaver)
         cluster.await_death(leaver)
         told = time.monotonic()
-        cluster.command(request.target.members, "peer_died", death(1, leaver))
+        cluster.command(request.target.members, "peer_died", word)
         for member in request.target.members:
             cluster.await_stage([member], request, "active", 40)
         assert time.monotonic() - told < 2.0
