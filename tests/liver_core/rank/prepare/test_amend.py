@@ -47,7 +47,6 @@ def test_a_newcomer_more_while_the_newcomer_of_the_older_revision_prepares(job: 
         assert job.said(who, first, 1) == ["preparing"], "an older revision ends in silence"
 
 
-@pytest.mark.thorough
 def test_a_leaver_more_while_models_are_built(job: AmendedJob):
     """The others wait in a collective for the one that is held; it breaks for them, which ends nothing."""
     job.arm(member("b"), "build_model", "hold")
