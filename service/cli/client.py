@@ -50,6 +50,12 @@ LISTED = 100
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
 
 
+def check_names(path: str) -> None:
+    """Fail where a name in the address is one by which the address would be another one."""
+    if not {"", ".", ".."}.isdisjoint(path.partition("?")[0].split("/")[1:]):
+        fail(f"{path}: no name may be empty, or . or ..")
+
+
 def fail(text: str, *, code: int = 1) -> NoReturn:
     """Say on standard error what is wrong and leave with a status that is not zero."""
     lines = escaped(f"error: {text}").splitlines()
@@ -191,6 +197,7 @@ class ServiceClient:
         """None if no answer came, though the service may have got the request."""
         import httpx
 
+        check_names(path)
         try:
             return self._http.post(path, **arguments)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
@@ -234,6 +241,7 @@ class ServiceClient:
     def _answer(self, method: str, path: str, **arguments: Any) -> "httpx.Response":
         import httpx
 
+        check_names(path)
         try:
             response = self._http.request(method, path, **arguments)
             for _ in range(SENT_AGAIN_MAX if method == "GET" else 0):

@@ -55,7 +55,7 @@ def list_all(
 ) -> None:
     """List handoffs, newest first, also those that were aborted."""
     client = connect(service_url, token_file)
-    job_id = find_job(client, job) if job else None
+    job_id = find_job(client, job) if job is not None else None
     found = client.listed("/api/v1/handoffs", limit=limit, every=every, job_id=job_id, state=state or None)
     if as_json:
         return print_json(found)
@@ -159,7 +159,7 @@ def list_incidents(
 ) -> None:
     """List incidents, newest first."""
     client = connect(service_url, token_file)
-    chosen = {"node_id": node, "job_id": find_job(client, job) if job else None}
+    chosen = {"node_id": node, "job_id": find_job(client, job) if job is not None else None}
     chosen |= {name: "true" if given else None for name, given in (("open", is_open), ("failed", failed))}
     found = client.listed("/api/v1/incidents", limit=limit, every=every, **chosen)
     if as_json:

@@ -214,8 +214,8 @@ def checkpoint(
             fail(f"no checkpoint within {wait_s:.0f} s; liver jobs logs {job['job_id']} says why if writing failed")
         time.sleep(CHECKPOINT_LOOK_S)
     newest = max(_usable(job), key=lambda item: item["step"], default=None)
-    failed = next(iter(client.get(f"{path}/incidents?limit=1")), None)
-    if failed is not None and failed["kind"] == "checkpoint" and failed["over_at"] is None:
+    open_ones = (item for item in client.get(f"{path}/incidents?limit=100") if item["over_at"] is None)
+    if failed := next((item for item in open_ones if item["kind"] == "checkpoint"), None):
         fail(f"the checkpoint of step {failed['step']} failed: {failed['reason']}")
     if newest is None:
         fail(f"job {job['job_id']} has no checkpoint; liver jobs logs {job['job_id']} says why if writing failed")

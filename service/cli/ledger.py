@@ -39,7 +39,7 @@ def show(
 ) -> None:
     """Show goodput and dollars by cause. Of a job, also what restarts would have cost, as an estimate from its own."""
     client = connect(service_url, token_file)
-    job_id = find_job(client, job) if job else None
+    job_id = find_job(client, job) if job is not None else None
     found = client.get("/api/v1/ledger", job_id=job_id)
     restarts = client.get("/api/v1/ledger/restarts", job_id=job_id) if job_id else None
     if as_json:

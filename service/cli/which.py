@@ -21,6 +21,8 @@ _LENGTHS = (8, 13, 18, 23, 36)
 
 def find_job(client: ServiceClient, text: str) -> str:
     """The id of the one job that is meant. Fails naming the candidates where there are several."""
+    if not text:
+        fail("JOB: must be an id, its beginning, or a name; is empty")
     found = meant_jobs(client.get("/api/v1/jobs", match=text, limit=MATCHES_MAX), text)
     if not found:
         fail(f"there is no job {text!r}; liver jobs list shows them")
@@ -41,6 +43,8 @@ def meant_jobs(jobs: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
 
 def find_handoff(client: ServiceClient, text: str) -> str:
     """The id of the one handoff that is meant."""
+    if not text:
+        fail("HANDOFF: must be an id or its beginning; is empty")
     found = [item["handoff_id"] for item in client.get("/api/v1/handoffs", match=text, limit=MATCHES_MAX)]
     matching = [handoff_id for handoff_id in found if _digits(handoff_id).startswith(_digits(text))]
     if not matching:

@@ -29,7 +29,7 @@ from service.handoffs.queries import open_handoffs
 from service.handoffs.schemas import HandoffOut
 from service.handoffs.tables import HandoffRow
 from service.jobs.schemas import StepOut
-from service.jobs.tables import GenerationRow, JobRow, JobStepRow
+from service.jobs.tables import GenerationRow, JobRow, JobStepRow, shown_reason
 from service.nodes.tables import NodeRow, NodeState
 from service.notices.queries import open_notices
 from service.notices.rules import takes_node
@@ -68,7 +68,8 @@ def _nothing(name: str, data: BaseModel, job_id: str | None) -> None:
 def _jobs(session: Session, seen: Seen, publish: Publish) -> list[tuple[str, int]]:
     """Returns job and generation of those whose generation is another one."""
     columns = select(
-        JobRow.job_id, JobRow.name, JobRow.state, JobRow.reason, JobRow.paused_because, JobRow.active_generation,
+        JobRow.job_id, JobRow.name, JobRow.state, JobRow.reason, JobRow.no_orders_because, JobRow.paused_because,
+        JobRow.active_generation,
         JobRow.last_step, JobRow.spec["stop"]["steps"].as_integer().label("stop_steps"), JobRow.lost_steps,
         JobRow.last_step_at, JobRow.standstill, JobRow.state_changed_at, GenerationRow.layout,
     ).outerjoin(
@@ -98,7 +99,8 @@ def _jobs(session: Session, seen: Seen, publish: Publish) -> list[tuple[str, int
 
 def _brief(row: Any) -> JobBrief:
     values = row._asdict()
-    return JobBrief.model_validate(values | {"paused": bool(values.pop("paused_because"))})
+    shown = shown_reason(values["reason"], values.pop("no_orders_because"))
+    return JobBrief.model_validate(values | {"reason": shown, "paused": bool(values.pop("paused_because"))})
 
 
 def _handoffs(session: Session, seen: Seen, moved: list[tuple[str, int]], publish: Publish) -> None:

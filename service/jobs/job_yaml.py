@@ -23,8 +23,10 @@ DEPTH_MAX = 32
 PLAIN_CHARS_MAX = 4_096
 INTEGER_LEAST, INTEGER_MOST = -(2**63), 2**64 - 1
 _TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
+_TAGS = (None, "!", _TEXT, "tag:yaml.org,2002:null")
+"""What may be written before a value. Others are for kinds of values that are known without them."""
 _DOUBTFUL, _TWICE = "!doubtful", "!twice"
-_GUESSED = {*(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool")), _DOUBTFUL}
+_GUESSED = {*(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool")), _MERGE, _DOUBTFUL}
 _DOUBTFUL_FORMS = (
     (re.compile(r"(?:yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF)$"), "true or false"),
     (re.compile(r"[-+]?0[0-9]+$"), "it without zeros in front"),
@@ -162,6 +164,9 @@ def _check_size(text: str) -> None:
             values += 1
             if anchor is not None:
                 sizes[anchor] = 1
+            if event.tag not in _TAGS:
+                tag = event.tag.replace("tag:yaml.org,2002:", "!!")[:60]
+                raise ValueError(f"a value with the tag {tag}; write it without a tag{event.start_mark}")
             if event.implicit[0] and len(event.value) > PLAIN_CHARS_MAX:
                 raise ValueError(f"more than {PLAIN_CHARS_MAX} characters without quotes{event.start_mark}")
         if values > VALUES_MAX:
@@ -175,9 +180,9 @@ def _keep_environment_as_written(root: object) -> None:
     number or the truth value that YAML makes of them."""
     for name, part in root.value if isinstance(root, MappingNode) else ():
         if isinstance(name, ScalarNode) and name.value == "environment" and isinstance(part, MappingNode):
-            for _, value in part.value:
+            for place, (key, value) in enumerate(part.value):
                 if isinstance(value, ScalarNode) and value.tag in _GUESSED:
-                    value.tag = _TEXT
+                    part.value[place] = (key, ScalarNode(_TEXT, value.value))  # An alias may stand for it elsewhere.
 
 
 def _mark_names_that_stand_twice(node: Node | None, seen: set[int]) -> None:

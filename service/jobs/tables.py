@@ -42,6 +42,13 @@ class SourceKind(StrEnum):
     HANDOFF = "handoff"
 
 
+def shown_reason(reason: str, no_orders_because: str) -> str:
+    """Why a job stands as it does, for people."""
+    if not no_orders_because:
+        return reason
+    return f"its nodes get no orders, since none can be made: {no_orders_because}; {reason}"
+
+
 class JobRow(Claimed, Base):
     """One job. `active_generation` changes only by compare-and-set; `due_at` is null once the job has ended.
     `suspended_because`: kept until the job starts again, while `reason` says what it waits for. `suspends_at`: when its
@@ -131,9 +138,7 @@ class JobRow(Claimed, Base):
     @property
     def shown_reason(self) -> str:
         """Why the job stands as it does, for people."""
-        if not self.no_orders_because:
-            return self.reason
-        return f"its nodes get no orders, since none can be made: {self.no_orders_because}; {self.reason}"
+        return shown_reason(self.reason, self.no_orders_because)
 
 
 class GenerationRow(Base):

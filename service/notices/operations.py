@@ -314,6 +314,7 @@ def end_notice(session: Session, number: int, *, now: datetime) -> tuple[NoticeF
         notices.add(fact, lease_id=lease.lease_id, now=now)
     store_added(session, [notices])
     tell_jobs(session, {node_id: True}, now=now)
+    wake_all(session, now=now)
     return facts
 
 

@@ -1,8 +1,12 @@
 """Which job a person means, and the short ids that tables show."""
 
-import pytest
+from typing import Any
 
-from service.cli.which import meant_jobs, short_handoffs, short_jobs
+import pytest
+import typer
+
+from service.cli.client import check_names
+from service.cli.which import find_handoff, find_job, meant_jobs, short_handoffs, short_jobs
 
 
 def job(name: str, random: str, state: str = "running") -> dict:
@@ -56,3 +60,22 @@ def test_a_handoff_is_shown_by_as_much_of_its_id_as_tells_it_apart():
     ]
     shown = [cell.shown for cell in map(short_handoffs(ids).__getitem__, ids)]
     assert shown == [*ids[:2], "aaaaaaaa"]
+
+
+@pytest.mark.parametrize("find", [find_job, find_handoff])
+def test_an_empty_name_is_none(find: Any, capsys: pytest.CaptureFixture[str]):
+    """As of a variable of a script that is not set: the only job would be meant."""
+    with pytest.raises(typer.Exit):
+        find(None, "")
+    assert "is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/v1/nodes/", "/api/v1/nodes/./drain", "/api/v1/pools//price", "/api/v1/nodes/.."]
+)
+def test_no_name_makes_another_address_of_the_one_that_is_asked(path: str, capsys: pytest.CaptureFixture[str]):
+    check_names("/api/v1/nodes?limit=5")
+    check_names("/api/v1/nodes/a.b")
+    with pytest.raises(typer.Exit):
+        check_names(path)
+    assert "no name may be empty, or . or .." in capsys.readouterr().err

@@ -82,7 +82,9 @@ def test_no_text_takes_long_to_read(name):
         ("a: [1.0, -.inf]", "a.1", "must be a finite number"),
         ("a: 18446744073709551616", "a", "must be a whole number that fits into 64 bits"),
         ("a: {1: x}", "a.1", "the name must be text, perhaps in quotes"),
-        ("a: !!binary aGVsbG8=", "a", "must be text, a number, true, false, a list or a mapping"),
+        ("a: !!binary aGVsbG8=", "(whole)", "a value with the tag !!binary; write it without a tag"),
+        *((f"a: {tagged}", "(whole)", "write it without a tag") for tagged in ("!!bool x", "!!int ''", "!!int 010")),
+        ("a: !!float " + ":".join("1" * 400), "(whole)", "write it without a tag"),
         ("a: !!set {x, y}", "a", "must be text, a number, true, false, a list or a mapping"),
         ("a: &a [*a]", "(whole)", "alias *a stands for nothing before it, or for what it is part of"),
         ("a: *b", "(whole)", "alias *b stands for nothing before it, or for what it is part of"),
@@ -170,6 +172,13 @@ def test_a_name_may_stand_over_one_that_is_merged():
 def test_both_forms_of_a_job_file_mean_the_same():
     assert read_fields(yaml.safe_dump(JOB).encode()) == read_fields(json.dumps(JOB).encode()) == JOB
     assert read_fields(b"{a: true, b: [1, 2.5, x]}") == {"a": True, "b": [1, 2.5, "x"]}
+
+
+def test_a_number_that_the_environment_takes_by_an_alias_stays_one_where_it_stands():
+    text = b"a: {lr: &lr 0.001}\nb: &b 24\nenvironment: {LR: *lr, B: *b, C: <<}"
+    assert read_fields(text) == {
+        "a": {"lr": 0.001}, "b": 24, "environment": {"LR": "0.001", "B": "24", "C": "<<"}
+    }  # fmt: skip
 
 
 def test_what_stands_behind_an_alias_is_read_where_it_is_used():

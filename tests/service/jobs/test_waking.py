@@ -30,6 +30,12 @@ def test_a_node_that_is_to_be_had_again_makes_jobs_due_at_once(running, client, 
     look_in(context, clock, job_id)
     client.post("/api/v1/nodes/c/undrain").raise_for_status()
     assert is_due(context, clock, job_id)
+    client.post("/api/v1/nodes/c/drain", json={"in_s": 60}).raise_for_status()
+    number = client.get("/api/v1/notices", params={"node_id": "c"}).json()[0]["notice_id"]
+    clock.advance(1)
+    look_in(context, clock, job_id)
+    client.post(f"/api/v1/notices/{number}/end").raise_for_status()
+    assert is_due(context, clock, job_id)
 
 
 def test_jobs_whose_rows_are_locked_are_passed_over_and_woken_late(running, context, clock):

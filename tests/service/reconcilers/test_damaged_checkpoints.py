@@ -7,6 +7,7 @@ from agent.protocol.sources import SourceCheckpoint, SourceInit
 from agent.protocol.sync import CheckpointFact
 from liver_core.handoff import FailedPart, FailureCause, LaterCheckpoints
 from liver_core.handoff.generations import next_start
+from service.jobs.tables import JobRow
 from tests.service.reconcilers.conftest import Fleet
 from tests.tiers import sample
 
@@ -72,6 +73,13 @@ def damage(fleet: Fleet) -> dict[int, str | None]:
 def resumed(fleet: Fleet, **body) -> tuple[int, str]:
     answer = fleet.client.post(f"/api/v1/jobs/{fleet.job_id}/resume", json=body)
     return answer.status_code, answer.text
+
+
+def stops_after(fleet: Fleet, step: int) -> None:
+    """As where it was told so while it had gone back to an earlier checkpoint."""
+    with fleet.context.sessions.begin() as session:
+        job = session.get_one(JobRow, fleet.job_id)
+        job.spec = {**job.spec, "stop": {"steps": step}}
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_the_job_says_so(fleet: Fleet):
@@ -291,6 +299,10 @@ def test_a_paused_job_goes_back_once_its_ranks_have_ended(fleet: Fleet):
     for _ in range(4):
         fleet.round()
     assert fleet.job()["state"] == "suspended"
+    stops_after(fleet, 20)
+    status, text = resumed(fleet, from_step=20)
+    assert status == 409 and "has a checkpoint of step 20 and stops after step 20: give more steps" in text
+    stops_after(fleet, 21)
     assert resumed(fleet, from_step=20)[0] == 200
     fleet.round(trains=False)
     fleet.round(trains=False)
