@@ -26,6 +26,7 @@ from agent.driver.planning import (
     next_number,
     on_rung,
     plan_loss,
+    proposal_of,
     same_plan,
 )
 from agent.driver.progress import Amendment, LostTime, Progress, first_mirror, learned_from, state_of_end
@@ -40,7 +41,6 @@ from agent.supervisor.stores import StoreError
 from liver_core.handoff import (
     FailedPart,
     FailureCause,
-    HandoffId,
     LadderInputs,
     Order,
     Proposal,
@@ -426,20 +426,7 @@ class Lead:
         self._opening = None
         self._say(f"opening handoff {intent.handoff_id} to {intent.plan.layout}: {intent.reason}")
         now, pulse = self._node.now(), self._pulse()
-        proposal = Proposal(
-            handoff_id=HandoffId(intent.handoff_id),
-            job_id=self._job_id,
-            parent=intent.source.generation,
-            source=intent.source,
-            layout=intent.plan.layout,
-            members=intent.plan.members,
-            plan_digest=intent.plan.digest,
-            store=store,
-            cause=str(intent.cause),
-            rung=intent.rung,
-            deadline_utc=intent.deadline_utc,
-            cutover=intent.cutover,
-        )
+        proposal = proposal_of(intent, self._job_id, store)
         effects = self._proposer.handle(Open(proposal), now)
         opened = self._proposer.record.proposal
         if opened is not None and opened.handoff_id == proposal.handoff_id:

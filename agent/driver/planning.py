@@ -11,7 +11,16 @@ from agent.protocol.jobfile import ModelShape
 from agent.protocol.notice_life import heard_until, is_open
 from agent.protocol.sync import HandoffOrder, JobOrder
 from agent.protocol.values import HandoffCause, utc
-from liver_core.handoff import CutoverDeadlines, LadderInputs, Proposal, Rung, RungChoice, RungCost
+from liver_core.handoff import (
+    CutoverDeadlines,
+    HandoffId,
+    LadderInputs,
+    Proposal,
+    Rung,
+    RungChoice,
+    RungCost,
+    StoreAddress,
+)
 from liver_core.handoff.generations import next_handoff, start_of
 from liver_core.handoff.ladder import cutover_deadlines, unhurried_s
 from liver_core.layout import Member, ParallelLayout, Roster
@@ -215,6 +224,24 @@ def intent_of(order: JobOrder, wanted: HandoffOrder, active: Roster, *, now: flo
             deadline = next((at for at in ends if at > utc(now)), wanted.deadline_utc).timestamp()
     leaving = frozenset(wanted.leaving)
     return Intent(str(wanted.handoff_id), wanted.cause, plan, active, leaving, deadline, notice_at)
+
+
+def proposal_of(intent: Intent, job_id: str, store: StoreAddress) -> Proposal:
+    """What the proposer opens."""
+    return Proposal(
+        handoff_id=HandoffId(intent.handoff_id),
+        job_id=job_id,
+        parent=intent.source.generation,
+        source=intent.source,
+        layout=intent.plan.layout,
+        members=intent.plan.members,
+        plan_digest=intent.plan.digest,
+        store=store,
+        cause=str(intent.cause),
+        rung=intent.rung,
+        deadline_utc=intent.deadline_utc,
+        cutover=intent.cutover,
+    )
 
 
 def same_plan(current: Proposal, leaving: frozenset[str], deadline_utc: float, notice_at: float) -> Intent:

@@ -358,11 +358,8 @@ class RankLoop:
             return RescueRun(
                 following, active, machine, boundary_of=posted, probe=self.probe, complete=preparation.complete
             )
-
-        def dead() -> str:
-            return str(self.deaths.of(request.source) or "")
-
-        return CutoverRun(following, active, machine, boundary_of=posted, totals=totals, probe=self.probe, dead=dead)
+        how = {"probe": self.probe, "dead": lambda: str(self.deaths.of(request.source) or "")}
+        return CutoverRun(following, active, machine, boundary_of=posted, totals=totals, **how)
 
     def _finish_cutover(self, outcome: Outcome, totals: StepTotals | None, reduced: Moment | None) -> None:
         following = self.following
