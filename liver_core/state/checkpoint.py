@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import pickle
 import queue
 import shutil
 import threading
@@ -354,12 +355,20 @@ def check_ours(path: str, job: TrainingJob, state: TrainState, world: MegatronWo
     though its tensors may fit, or of another schedule where that must be the same. Returns which of the job's rates do
     not count; empty if all do. The precision may be another one: masters and moments are the same in each."""
     small = read_small_state(path)
-    theirs = torch.load(Path(path) / COMMON_FILE, map_location="cpu", weights_only=True).get(ARGUMENTS, {})
-    if refusal := model_refusal(theirs, megatron_arguments(job, state, world), OF_ANY_PRECISION):
+    if refusal := model_refusal(_arguments_of(path), megatron_arguments(job, state, world), OF_ANY_PRECISION):
         raise CheckpointError(f"checkpoint {path}: {refusal}")
     if refusal := schedule_refusal(small["scheduler"], state.scheduler):
         raise CheckpointError(f"checkpoint {path}: {refusal}")
     return overruled_rates(small, state)
+
+
+def _arguments_of(path: str) -> dict[str, Any]:
+    """Those that a checkpoint of ours was written with; empty where an older version wrote none, and where the file
+    cannot be read: whoever loads the checkpoint says more of that."""
+    try:
+        return torch.load(Path(path) / COMMON_FILE, map_location="cpu", weights_only=True).get(ARGUMENTS) or {}
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError):
+        return {}
 
 
 def load_checkpoint(
