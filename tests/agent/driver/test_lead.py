@@ -234,20 +234,24 @@ def test_another_notice_that_leaves_the_target_as_it_is_lets_ranks_keep_what_the
     asyncio.run(run())
 
 
+def growth_onto_e(proposed_utc: datetime) -> HandoffOrder:
+    return HandoffOrder(
+        handoff_id=UUID(int=1),
+        parent=1,
+        cause=HandoffCause.GROW,
+        target=Placement(layout=ParallelLayout(pp=4), members=members_of(("a", "b", "c", "e"))),
+        plan_digest="grow",
+        reason="a node appeared",
+        proposed_utc=proposed_utc,
+    )
+
+
 def test_capacity_that_appears_neither_amends_nor_delays_an_open_handoff(job: JobOrder) -> None:
     async def run() -> None:
         now = Scene(job)
         await now.notice(60.0, "d")
         before, mirrors = now.lead._proposer.record, len(now.mirrors)
-        wanted = HandoffOrder(
-            handoff_id=UUID(int=1),
-            parent=1,
-            cause=HandoffCause.GROW,
-            target=Placement(layout=ParallelLayout(pp=4), members=members_of(("a", "b", "c", "e"))),
-            plan_digest="grow",
-            reason="a node appeared",
-            proposed_utc=now.mirrors[-1].opened_utc,
-        )
+        wanted = growth_onto_e(now.mirrors[-1].opened_utc)
         await now.lead.answer_proposal(job, ACTIVE, wanted)
         assert now.lead._proposer.record == before
         assert len(now.mirrors) == mirrors
@@ -257,15 +261,7 @@ def test_capacity_that_appears_neither_amends_nor_delays_an_open_handoff(job: Jo
 
 async def grown(now: Scene) -> None:
     """A handoff onto e is open, which a leads."""
-    wanted = HandoffOrder(
-        handoff_id=UUID(int=1),
-        parent=1,
-        cause=HandoffCause.GROW,
-        target=Placement(layout=ParallelLayout(pp=4), members=members_of(("a", "b", "c", "e"))),
-        plan_digest="grow",
-        reason="a node appeared",
-        proposed_utc=datetime.fromtimestamp(START_S, UTC),
-    )
+    wanted = growth_onto_e(datetime.fromtimestamp(START_S, UTC))
     await now.lead.answer_proposal(now.order, ACTIVE, wanted)
     await (await asyncio.wait_for(now.posted.get(), timeout=10.0))()
     assert now.lead.coming == {"e"}
