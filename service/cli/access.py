@@ -1,14 +1,28 @@
 """`liver tokens`: create, list, rotate, revoke. `liver audit`: who changed what."""
 
+import errno
 import json
+import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from tempfile import NamedTemporaryFile
+from typing import IO, Annotated
 from urllib.parse import quote
 
 import typer
 
-from service.cli.client import DEFAULT_URL, LISTED, AsJson, Every, Limit, ServiceUrl, TokenFile, connect, fail
+from service.cli.client import (
+    DEFAULT_URL,
+    LISTED,
+    AsJson,
+    Every,
+    Limit,
+    ServiceClient,
+    ServiceUrl,
+    TokenFile,
+    connect,
+    fail,
+)
 from service.cli.columns import Column
 from service.cli.output import print_json, print_table, seconds_in, since
 
@@ -72,7 +86,7 @@ def create(
     if expires is not None:
         wanted["expires_in_s"] = seconds_in(expires, "--expires")
     body = json.dumps({key: value for key, value in wanted.items() if value is not None}).encode()
-    _show(connect(service_url, token_file).post("/api/v1/tokens", content=body), out, as_json=as_json)
+    _issue(connect(service_url, token_file), "/api/v1/tokens", body, out, as_json=as_json)
 
 
 @app.command("list", epilog="Example: liver tokens list")
@@ -115,7 +129,7 @@ def rotate(
     """Replace a token by a new one with the same role, name and limits."""
     body = json.dumps({"grace_s": seconds_in(grace, "--grace")}).encode()
     path = f"/api/v1/tokens/{quote(token_id, safe='')}/rotate"
-    _show(connect(service_url, token_file).post(path, content=body), out, as_json=as_json)
+    _issue(connect(service_url, token_file), path, body, out, as_json=as_json)
 
 
 @app.command(epilog="Example: liver tokens revoke 3f9a12bc44d0")
@@ -133,20 +147,48 @@ def revoke(
         typer.echo(f"{row['token_id']} ({row['role'].replace('_', ' ')} {row['name']}) is revoked")
 
 
-def _show(token: dict[str, Any], out: Path | None, *, as_json: bool) -> None:
-    secret = token["token"]
-    if out is not None:
-        try:
-            out.unlink(missing_ok=True)
-            out.touch(mode=0o600, exist_ok=False)
-            out.write_text(secret + "\n")
-        except OSError as error:
-            fail(f"--out: cannot write {out}: {error.strerror}; the token was made, revoke it: {token['token_id']}")
+def _issue(client: ServiceClient, path: str, body: bytes, out: Path | None, *, as_json: bool) -> None:
+    """Ask for a token, and show or write it. It is told once, and one that it replaces may be dead by then: a file for
+    it is opened before, and where it cannot be written all the same, the token is shown."""
+    file = None if out is None else _opened_beside(out)
+    try:
+        token = client.post(path, content=body)
+        problem = _write(token["token"], file, out) if file is not None and out is not None else ""
+    finally:
+        if file is not None:
+            file.close()
+            Path(file.name).unlink(missing_ok=True)
+    where = token["token"]
+    if out is not None and not problem:
         del token["token"]
+        where = f"written to {out}"
     if as_json:
-        return print_json(token)
-    where = f"written to {out}" if out is not None else secret
-    typer.echo(f"{token['token_id']} ({token['role']} {token['name']}): {where}")
+        print_json(token)
+    else:
+        typer.echo(f"{token['token_id']} ({token['role']} {token['name']}): {where}")
+    if problem:
+        fail(f"--out: cannot write {out}: {problem}; the token was made and is shown instead")
+
+
+def _opened_beside(out: Path) -> IO[str]:
+    """A file for its owner only that can take the place of `out`. Fails where there can be none."""
+    try:
+        if out.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        return NamedTemporaryFile("w", dir=out.parent, prefix=".liver-token-", delete=False)
+    except OSError as error:
+        fail(f"--out: cannot write {out}: {error.strerror or error}; no token was made")
+
+
+def _write(secret: str, file: IO[str], out: Path) -> str:
+    """Why it could not be written; empty if it was."""
+    try:
+        file.write(secret + "\n")
+        file.close()
+        os.replace(file.name, out)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def audit(
