@@ -103,9 +103,10 @@ class CheckpointWriter:
             write(sharded, small, path, group, **made)
             if tells:
                 self._done(path, writing.step, time.monotonic() - writing.began, writing.asked)
-            removes = {"job_id": writing.job_id, "generation": generation}
-            if group.rank() == 0 and (left := prune(Path(path), writing.keep, **removes)):
-                _log.warning("old checkpoints still take space, they could not be removed: %s", "; ".join(left[:3]))
+            if group.rank() == 0:
+                left = prune(Path(path), writing.keep, job_id=writing.job_id, generation=generation)
+                if left:
+                    _log.warning("old checkpoints still take space, they could not be removed: %s", "; ".join(left[:3]))
         except Exception as error:
             # Training goes on without this checkpoint. The user gets the reason.
             if not isinstance(error, CheckpointError):

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -358,8 +359,8 @@ class RankLoop:
             return RescueRun(
                 following, active, machine, boundary_of=posted, probe=self.probe, complete=preparation.complete
             )
-        how = {"probe": self.probe, "dead": lambda: str(self.deaths.of(request.source) or "")}
-        return CutoverRun(following, active, machine, boundary_of=posted, totals=totals, **how)
+        dead = partial(self.deaths.said_of, request.source)
+        return CutoverRun(following, active, machine, boundary_of=posted, totals=totals, probe=self.probe, dead=dead)
 
     def _finish_cutover(self, outcome: Outcome, totals: StepTotals | None, reduced: Moment | None) -> None:
         following = self.following

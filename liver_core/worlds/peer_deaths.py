@@ -74,11 +74,14 @@ class PeerDeaths:
             self._changed.wait_for(found, within_s)
             return min(found(), key=lambda death: death.is_felt, default=None)
 
+    def said_of(self, *rosters: Roster | None) -> str:
+        """Which rank ended these worlds, and how; empty while none is known to have."""
+        return str(self.of(*rosters) or "")
+
     def check(self, world: MegatronWorld) -> None:
         """Raise PeerGone if the world has lost a rank: what came from its device since then may be anything."""
-        death = self.of(world.roster)
-        if death is not None:
-            raise PeerGone(str(death))
+        if said := self.said_of(world.roster):
+            raise PeerGone(said)
 
     def named(self, reason: Reason, *rosters: Roster | None) -> Reason:
         """Why these worlds cannot go on: the rank that they have lost, or `reason` where no agent names one. Where
