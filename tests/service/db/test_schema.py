@@ -70,6 +70,22 @@ def test_a_job_whose_next_generation_was_made_up_goes_on_from_the_highest_that_w
         assert session.get_one(JobRow, "j").next_generation == 2
 
 
+def test_a_job_whose_active_world_has_a_made_up_number_starts_again_from_the_world_before(database):
+    upgrade(database.engine, revision="base")
+    upgrade(database.engine, revision="0029")
+    with database.engine.begin() as connection:
+        connection.execute(text(_JOB))
+        connection.execute(text(_GENERATION))
+        connection.execute(text(_GENERATION.replace("'j', 1", "'j', 9007199254740991")))
+        highest = "state = 'running', next_generation = 9007199254740992, active_generation = 9007199254740991"
+        connection.execute(text(f"UPDATE jobs SET {highest}"))
+    upgrade(database.engine)
+    with database.sessions() as session:
+        job = session.get_one(JobRow, "j")
+        assert (job.active_generation, job.next_generation, job.state) == (1, 2, "suspended")
+        assert job.reason == job.suspended_because == "the number of its world was made up"
+
+
 def test_upgrading_a_database_that_is_up_to_date_changes_nothing(database):
     upgrade(database.engine)
     upgrade(database.engine)
