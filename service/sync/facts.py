@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import case, delete, null, select, text
+from sqlalchemy import case, delete, func, null, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from agent.protocol.sync import CheckpointFact, JobFinished, LogChunk, MetricsRow, RankStatus, StepRow
 from liver_core.handoff import RankStage
 from service.handoffs.operations import drop_proposals
+from service.handoffs.tables import HandoffRow
 from service.incidents.operations import record, settle
 from service.incidents.tables import IncidentKind
 from service.jobs.causes import FailedPart, FirstCause
@@ -19,6 +20,7 @@ from service.jobs.operations import burn, close_generation, set_state
 from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobRow, JobState, SourceKind
 from service.metrics.operations import store_metrics
 from service.sync.intake import Intake
+from service.sync.reach import GENERATIONS_AHEAD_MAX
 
 # Rows come as one array per column: one statement for any number of rows, compiled and prepared once. Several ranks
 # report one step, and each knows only part of it: a later row fills the empty columns of an earlier one. One that says
@@ -122,7 +124,7 @@ def _note_progress(intake: Intake, steps: Sequence[StepRow]) -> None:
         _advance(intake, intake.jobs[job_id], generation=generation, step=number)
     for rank in intake.report.ranks:
         job = intake.jobs[rank.job_id]
-        burn(job, rank.generation)
+        _burn_told(intake, job, rank.generation)
         if rank.reason is not None and rank.reason.cause is not None and rank.reason.cause.newer_start is not None:
             burn(job, rank.reason.cause.newer_start)  # The database was restored, and does not know of it.
         if intake.world(job.job_id, rank.generation) is None:
@@ -130,6 +132,16 @@ def _note_progress(intake: Intake, steps: Sequence[StepRow]) -> None:
         _note_damage(intake, job, rank)
         if rank.step > 0 and rank.stage is not RankStage.STARTING:
             _advance(intake, job, generation=rank.generation, step=rank.step)
+
+
+def _burn_told(intake: Intake, job: JobRow, generation: int) -> None:
+    """Of a world that nobody else has told of, no number is used up far beyond the highest world that is known:
+    whoever tells of such a world again and again uses up no more."""
+    if generation < job.next_generation:
+        return
+    told = select(func.max(HandoffRow.generation)).where(HandoffRow.job_id == job.job_id)
+    known = max(job.active_generation or 0, intake.session.scalar(told) or 0)
+    burn(job, min(generation, known + GENERATIONS_AHEAD_MAX))
 
 
 def _note_damage(intake: Intake, job: JobRow, rank: RankStatus) -> None:

@@ -161,6 +161,14 @@ def test_a_generation_that_no_agent_can_have_made_bricks_no_job(running, context
         assert [rank["generation"] for rank in session.get_one(NodeRow, "a").ranks] == [1]
 
 
+def test_who_tells_of_worlds_that_nobody_knows_again_and_again_uses_up_no_more_numbers(running):
+    _, a, b = running
+    for _ in range(3):
+        far = b.sync().jobs[0].next_generation + GENERATIONS_AHEAD_MAX
+        a.sync(ranks=(a.rank(a.job_order()), a.rank(a.job_order(), generation=far)))
+    assert b.sync().jobs[0].next_generation == 1 + GENERATIONS_AHEAD_MAX + 1
+
+
 def test_a_handoff_that_is_not_after_its_parent_is_refused(running, clock):
     job_id, a, _ = running
     wrong = mirror(a.roster(), roster(job_id, 2, a.roster().layout, "a", "b"), clock(), parent=2)
