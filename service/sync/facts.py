@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import case, delete, func, null, select, text
+from sqlalchemy import and_, case, delete, func, null, or_, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -245,9 +245,11 @@ def _store_checkpoints(intake: Intake, checkpoints: Sequence[CheckpointFact]) ->
 
 
 def _note_failed_checkpoint(session: Session, job: JobRow, fact: CheckpointFact) -> None:
-    """It changes nothing of those that are complete, whatever has become of this one since then."""
-    newer = select(CheckpointRow).where(CheckpointRow.job_id == job.job_id, CheckpointRow.generation == fact.generation)
-    if session.scalars(newer.where(CheckpointRow.step >= fact.step).limit(1)).first() is None:
+    """It changes nothing of those that are complete, and says nothing where a later one has become complete."""
+    same_world = and_(CheckpointRow.generation == fact.generation, CheckpointRow.step >= fact.step)
+    newer = or_(same_world, CheckpointRow.finished_at >= fact.finished_utc)
+    statement = select(CheckpointRow.path).where(CheckpointRow.job_id == job.job_id, newer)
+    if session.scalars(statement.limit(1)).first() is None:
         told = {"at": fact.finished_utc, "reason": fact.failure, "generation": fact.generation, "step": fact.step}
         record(session, job, IncidentKind.CHECKPOINT, **told)
 

@@ -9,6 +9,8 @@ from liver_core.handoff.generations import next_start
 from tests.service.fake_agent import JOB
 from tests.service.reconcilers.conftest import Fleet
 
+CRASH = ProcessEnd(7, exit_code=1, reported="ValueError: no item 7")
+
 
 def test_a_checkpoint_on_request_is_asked_of_the_agents_until_one_of_them_answers(fleet: Fleet):
     fleet.run()
@@ -92,13 +94,13 @@ def test_a_job_may_begin_from_a_checkpoint_of_another_one_and_later_uses_its_own
     assert (job["state"], job["last_step"] > 500, job["lost_steps"]) == ("running", True, 0)
     order = fleet.agents["a"].job_order()
     assert order.source == SourceCheckpoint(path="/other/step-000000500", step=500)
-    fleet.crash(ProcessEnd(7, exit_code=1, reported="ValueError: no item 7"), step=520)
+    fleet.crash(CRASH, step=520)
     newest = fleet.job()["generations"][-1]
     assert (newest["checkpoint_step"], newest["lost_steps"]) == (500, 20)
     for _ in range(3):
         fleet.round()
     fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(510),)}})
-    fleet.crash(ProcessEnd(7, exit_code=1, reported="ValueError: no item 7"), step=530)
+    fleet.crash(CRASH, step=530)
     assert fleet.job()["generations"][-1]["checkpoint_step"] == 510
 
 
@@ -123,13 +125,25 @@ def test_checkpoints_that_fail_are_told_until_one_is_written(fleet: Fleet):
     assert (kept["kind"], kept["times"], kept["step"]) == ("checkpoint", 2, 30) and kept["over_at"] is not None
 
 
+def test_a_failure_of_an_older_world_that_is_told_late_warns_of_nothing(fleet: Fleet):
+    fleet.run()
+    late = fleet.checkpoint(10).model_copy(update={"failure": "rank 0: No space left on device"})
+    fleet.crash(CRASH, step=25)
+    for _ in range(2):
+        fleet.round()
+    written = fleet.checkpoint(30).model_copy(update={"generation": next_start(1)})
+    fleet.round(parts={"a": {"checkpoints": (written,)}})
+    fleet.round(parts={"b": {"checkpoints": (late,)}})
+    assert fleet.job()["warning"] == ""
+
+
 @pytest.mark.parametrize("announced", [False, True])
 def test_a_loss_that_nobody_announced_is_kept_as_an_incident(fleet: Fleet, announced: bool):
     fleet.run()
     fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(10),)}})
     if announced:
         fleet.round(parts={"b": {"notices": (fleet.agents["b"].notice(),)}})
-    fleet.crash(ProcessEnd(7, exit_code=1, reported="ValueError: no item 7"), step=16)
+    fleet.crash(CRASH, step=16)
     kept = fleet.client.get(f"/api/v1/jobs/{fleet.job_id}/incidents").json()
     if announced:
         assert kept == [], "the notice is an incident already"
