@@ -329,7 +329,7 @@ def _activate_if_due(session: Session, job: JobRow, mirror: HandoffMirror, why: 
     if not activate(session, job, expected=expected, generation=mirror.generation):
         return "another generation became active at the same moment"
     if job.state in (JobState.STARTING, JobState.RUNNING):
-        set_state(job, JobState.RUNNING, why, now=now)
+        set_state(session, job, JobState.RUNNING, why, now=now)
         job.failed_starts = 0
     _log.info("job %s: handoff %s made generation %s active", job.job_id, mirror.handoff_id, mirror.generation)
     return None

@@ -2,12 +2,12 @@
 
 from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from liver_core.layout.limits import fitting
 from service.incidents.tables import IncidentKind, JobIncidentRow
-from service.jobs.tables import JobRow
+from service.jobs.tables import ENDED, JobRow
 
 
 def record(
@@ -25,7 +25,8 @@ def record(
 ) -> None:
     """What went wrong at `at`, as part of the open incident of this kind if there is one. `step`: after which, or of
     the checkpoint. Several nodes tell of one failure: what is known of this generation and step changes nothing.
-    A loss or a hang is over at once, since the world ends by it. The caller holds the job's row."""
+    A loss or a hang is over at once, since the world ends by it. Of a job that has ended none is opened. The caller
+    holds the job's row."""
     row = _open(session, job.job_id, kind)
     told = {
         "reason": fitting(reason),
@@ -37,6 +38,8 @@ def record(
     }
     if row is None:
         over_at = None if kind is IncidentKind.CHECKPOINT else at
+        if over_at is None and job.state in ENDED:
+            return
         row = JobIncidentRow(job_id=job.job_id, kind=kind, began_at=at, over_at=over_at, lost_steps=lost_steps, **told)
         session.add(row)
     elif (row.generation, row.step) == (generation, step) or at < row.last_at:
@@ -57,6 +60,13 @@ def settle(session: Session, job: JobRow, kind: IncidentKind, *, at: datetime) -
         row.over_at = at
         session.flush()
         _warn(session, job)
+
+
+def settle_all(session: Session, job: JobRow, *, at: datetime) -> None:
+    """The job has ended at `at`: whatever went wrong with it is over. The caller holds the job's row."""
+    is_open = JobIncidentRow.over_at.is_(None)
+    session.execute(update(JobIncidentRow).where(JobIncidentRow.job_id == job.job_id, is_open).values(over_at=at))
+    job.warning = ""
 
 
 def _open(session: Session, job_id: str, kind: IncidentKind) -> JobIncidentRow | None:

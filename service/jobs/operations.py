@@ -17,6 +17,7 @@ from liver_core.handoff.generations import next_start
 from liver_core.layout import Roster, to_json
 from service.db.base import ORDERS_SEQUENCE, Json, among
 from service.db.wake import SENDING, job_topic, node_topic, notify
+from service.incidents.operations import settle_all
 from service.jobs.causes import FirstCause, at_store
 from service.jobs.checkpoints import go_back
 from service.jobs.grants import end_grants, follow_members
@@ -189,7 +190,9 @@ def resume_job(
     job.stop_requested_at, job.failed_starts, job.crashes, job.suspended_because = None, 0, {}, ""
     job.paused_because = ""
     job.checkpoints_answered = job.checkpoints_asked
-    set_state(job, JobState.SUSPENDED, f"resume requested, from the checkpoint of step {checkpoint.step}", now=now)
+    set_state(
+        session, job, JobState.SUSPENDED, f"resume requested, from the checkpoint of step {checkpoint.step}", now=now
+    )
     touch(session, job, now=now)
     return job
 
@@ -214,8 +217,8 @@ def lock_jobs(session: Session, job_ids: Collection[str]) -> Sequence[JobRow]:
     return session.scalars(_LOCK_MANY, {"job_ids": sorted(job_ids)}).all()
 
 
-def set_state(job: JobRow, state: JobState, reason: str, *, now: datetime) -> None:
-    """Set the state and its reason. An ended job is never due again."""
+def set_state(session: Session, job: JobRow, state: JobState, reason: str, *, now: datetime) -> None:
+    """Set the state and its reason. An ended job is never due again, and nothing goes wrong with it any more."""
     if job.state != state:
         job.state = state
         job.state_changed_at = now
@@ -223,6 +226,7 @@ def set_state(job: JobRow, state: JobState, reason: str, *, now: datetime) -> No
     job.reason, job.standstill = reason, None
     if state in ENDED:
         job.due_at = None
+        settle_all(session, job, at=now)
 
 
 def touch(session: Session, job: JobRow, *, now: datetime, asker: str = "", is_urgent: bool = True) -> None:
@@ -292,7 +296,7 @@ def start_generation(session: Session, job: JobRow, target: Placement, birth: Bi
     job.last_step_at = None
     job.lost_steps += birth.lost_steps
     job.suspended_because, job.error_at = "", None
-    set_state(job, JobState.STARTING, birth.reason, now=now)
+    set_state(session, job, JobState.STARTING, birth.reason, now=now)
     job.state_changed_at = now
     return row
 

@@ -191,7 +191,7 @@ def apply_action(session: Session, job: JobRow, action: Action, *, plan_digest: 
             _drop_open(session, job, action.reason, now=now)
         case Do.SUSPEND:
             _drop_open(session, job, action.reason, now=now)
-            set_state(job, JobState.SUSPENDING, action.reason, now=now)
+            set_state(session, job, JobState.SUSPENDING, action.reason, now=now)
             job.suspended_because = action.suspended_because
         case Do.SUSPEND_LATER:
             pass
@@ -199,7 +199,7 @@ def apply_action(session: Session, job: JobRow, action: Action, *, plan_digest: 
             assert action.state is not None
             if action.state in ENDED or action.state is JobState.STOPPING:
                 _drop_open(session, job, action.reason, now=now)
-            set_state(job, action.state, action.reason, now=now)
+            set_state(session, job, action.state, action.reason, now=now)
     # Whatever else is done calls a planned suspension off.
     job.suspends_at = action.suspends_at
     job.failed_starts += action.failed_start

@@ -107,7 +107,7 @@ _OLD_NOTICES = text(
          WHERE notices.recorded_at < :before AND leases.ended_at < :before ORDER BY notices.recorded_at LIMIT :batch)
     """
 )
-_OLD_INCIDENTS = _oldest("job_incidents", "incident_id", "began_at", only="over_at IS NOT NULL")
+_OLD_INCIDENTS = _oldest("job_incidents", "incident_id", "began_at", only="over_at < :before")
 _OLD_HEARINGS = _oldest("notice_hearings", "hearing_id", "heard_at")
 # What became of an attempt that changed nothing is of no use later.
 _OLD_HANDOFFS = text(

@@ -172,7 +172,7 @@ def _advance(intake: Intake, job: JobRow, *, generation: int, step: int) -> None
     if row is not None and row.first_step_at is None and step > begun_at:
         row.first_step_at = intake.now
     if job.state == JobState.STARTING and step > begun_at:
-        set_state(job, JobState.RUNNING, f"training since step {step}; {job.reason}", now=intake.now)
+        set_state(intake.session, job, JobState.RUNNING, f"training since step {step}; {job.reason}", now=intake.now)
         job.failed_starts = 0
         intake.restated.add(job.job_id)
 
@@ -300,12 +300,12 @@ def _store_finished(intake: Intake, finished: Sequence[JobFinished]) -> None:
         if fact.failed is not None:
             rank = fact.failed.rank
             close_generation(intake.session, job, FirstCause(FailedPart.RANK, None, rank, step=fact.step))
-            set_state(job, JobState.FAILED, fact.failed.text, now=intake.now)
+            set_state(intake.session, job, JobState.FAILED, fact.failed.text, now=intake.now)
         elif job.state == JobState.STOPPING:
-            set_state(job, JobState.STOPPED, f"stopped on request at step {fact.step}", now=intake.now)
+            set_state(intake.session, job, JobState.STOPPED, f"stopped on request at step {fact.step}", now=intake.now)
         elif job.state == JobState.SUSPENDING:
             continue
         else:
-            set_state(job, JobState.FINISHED, f"stop condition met at step {fact.step}", now=intake.now)
+            set_state(intake.session, job, JobState.FINISHED, f"stop condition met at step {fact.step}", now=intake.now)
         drop_proposals(intake.session, job.job_id, f"the job has ended: it is {job.state}", now=intake.now)
         intake.changed.add(job.job_id)

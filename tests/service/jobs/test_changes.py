@@ -21,7 +21,7 @@ def path(client) -> str:
 def put_in(context, path: str, state: JobState) -> None:
     with context.sessions.begin() as session:
         job = session.get_one(JobRow, path.rpartition("/")[2])
-        set_state(job, state, "a test", now=job.created_at)
+        set_state(session, job, state, "a test", now=job.created_at)
 
 
 def test_what_may_change_is_changed_and_what_is_not_named_stays(client, path):

@@ -137,6 +137,18 @@ def test_a_failure_of_an_older_world_that_is_told_late_warns_of_nothing(fleet: F
     assert fleet.job()["warning"] == ""
 
 
+def test_checkpoints_that_failed_are_over_when_the_job_has_ended(fleet: Fleet):
+    fleet.run()
+    first, late = (fleet.checkpoint(step).model_copy(update={"failure": "full"}) for step in (20, 30))
+    fleet.round(parts={"a": {"checkpoints": (first,)}})
+    assert fleet.job()["warning"]
+    end = JobFinished(job_id=fleet.job_id, generation=1, step=40)
+    fleet.round(parts={"a": {"finished": (end,)}, "b": {"checkpoints": (late,)}})
+    job, incidents = fleet.job(), fleet.client.get(f"/api/v1/jobs/{fleet.job_id}/incidents").json()
+    assert (job["state"], job["warning"]) == ("finished", "")
+    assert [row["over_at"] is None for row in incidents] == [False]
+
+
 @pytest.mark.parametrize("announced", [False, True])
 def test_a_loss_that_nobody_announced_is_kept_as_an_incident(fleet: Fleet, announced: bool):
     fleet.run()

@@ -11,6 +11,7 @@ from service.audit.tables import AuditRow
 from service.capacity.tables import InstanceRow, RequestRow
 from service.decisions.tables import DecisionRow
 from service.handoffs.tables import HandoffRow
+from service.incidents.tables import JobIncidentRow
 from service.jobs.tables import JobGrantRow, JobStepRow, RankLogRow
 from service.leases.tables import LeaseRow
 from service.ledger.tables import IntervalRow
@@ -98,6 +99,17 @@ def test_a_notice_goes_some_time_after_its_lease_has_ended(ended: Fleet, context
     ended.clock.advance(2 * DAY_S)
     upkeep.tick(context)
     assert count(context, NoticeRow) == [0]
+
+
+def test_an_incident_goes_some_time_after_it_was_over(ended: Fleet, context):
+    began = ended.clock()
+    with context.sessions.begin() as session:
+        row = {"job_id": ended.job_id, "kind": "checkpoint", "reason": "full", "began_at": began, "last_at": began}
+        session.add(JobIncidentRow(**row, over_at=began + timedelta(days=60)))
+    for days, left in ((91, 1), (60, 0)):
+        ended.clock.advance(days * DAY_S)
+        upkeep.tick(context)
+        assert count(context, JobIncidentRow) == [left]
 
 
 def test_attempts_of_handoffs_go_and_handoffs_that_took_place_stay(fleet: Fleet, context):
