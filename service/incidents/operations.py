@@ -69,6 +69,16 @@ def settle_all(session: Session, job: JobRow, *, at: datetime) -> None:
     job.warning = ""
 
 
+def add_lost(session: Session, job_id: str, generation: int | None, more: int) -> None:
+    """The end of this world has cost `more` steps than was known, or fewer where that is negative. Where it is no
+    incident, nothing changes. The caller holds the job's row."""
+    of_world = JobIncidentRow.job_id == job_id, JobIncidentRow.generation == generation
+    ends = JobIncidentRow.kind.in_((IncidentKind.LOSS, IncidentKind.HANG))
+    newest = select(JobIncidentRow).where(*of_world, ends).order_by(JobIncidentRow.incident_id.desc()).limit(1)
+    if (row := session.scalars(newest).first()) is not None:
+        row.lost_steps = max(0, row.lost_steps + more)
+
+
 def _open(session: Session, job_id: str, kind: IncidentKind) -> JobIncidentRow | None:
     statement = select(JobIncidentRow).where(JobIncidentRow.job_id == job_id, JobIncidentRow.over_at.is_(None))
     return session.scalars(statement.where(JobIncidentRow.kind == kind)).first()

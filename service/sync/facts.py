@@ -12,7 +12,7 @@ from agent.protocol.sync import CheckpointFact, JobFinished, LogChunk, MetricsRo
 from liver_core.handoff import RankStage
 from service.handoffs.operations import drop_proposals
 from service.handoffs.tables import HandoffRow
-from service.incidents.operations import record, settle
+from service.incidents.operations import add_lost, record, settle
 from service.incidents.tables import IncidentKind
 from service.jobs.causes import FailedPart, FirstCause
 from service.jobs.checkpoints import note_damage
@@ -200,6 +200,7 @@ def _count_lost(intake: Intake, job: JobRow, *, generation: int, step: int) -> N
     if more > 0:
         successor.lost_steps += more
         job.lost_steps += more
+        add_lost(intake.session, job.job_id, successor.parent, more)
         successor.repeats_until = max(successor.repeats_until, step)
         job.highest_step = max(job.highest_step, step)
         intake.watched.add(job.job_id)
@@ -265,6 +266,7 @@ def _begin_later(intake: Intake, job: JobRow, fact: CheckpointFact) -> None:
     row.source_kind, row.checkpoint_path, row.checkpoint_step = SourceKind.CHECKPOINT, fact.path, fact.step
     row.reason += words
     job.lost_steps += lost - row.lost_steps
+    add_lost(intake.session, job.job_id, row.parent, lost - row.lost_steps)
     row.lost_steps = lost
     if row.generation == job.active_generation and job.state not in ENDED:
         job.last_step, job.highest_step = max(job.last_step, fact.step), max(job.highest_step, fact.step)
