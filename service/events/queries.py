@@ -69,9 +69,9 @@ def _jobs(session: Session, seen: Seen, publish: Publish) -> list[tuple[str, int
     """Returns job and generation of those whose generation is another one."""
     columns = select(
         JobRow.job_id, JobRow.name, JobRow.state, JobRow.reason, JobRow.no_orders_because, JobRow.paused_because,
-        JobRow.active_generation,
-        JobRow.last_step, JobRow.spec["stop"]["steps"].as_integer().label("stop_steps"), JobRow.lost_steps,
-        JobRow.last_step_at, JobRow.standstill, JobRow.state_changed_at, GenerationRow.layout,
+        JobRow.warning, JobRow.active_generation, JobRow.last_step,
+        JobRow.spec["stop"]["steps"].as_integer().label("stop_steps"), JobRow.lost_steps, JobRow.last_step_at,
+        JobRow.standstill, JobRow.state_changed_at, GenerationRow.layout,
     ).outerjoin(
         GenerationRow,
         (GenerationRow.job_id == JobRow.job_id) & (GenerationRow.generation == JobRow.active_generation),

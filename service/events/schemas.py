@@ -19,6 +19,7 @@ class JobBrief(BaseModel):
     name: str
     state: JobState
     reason: str
+    warning: str
     paused: bool
     active_generation: int | None
     layout: str | None

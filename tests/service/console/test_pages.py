@@ -13,7 +13,7 @@ from liver_core.handoff import RankStage
 from liver_core.layout import ParallelLayout
 from service.events.feed import Feed
 from service.events.queries import Seen, look
-from service.jobs.tables import JobStepRow
+from service.jobs.tables import JobRow, JobStepRow
 from service.reconcilers import jobs
 from service.tokens.operations import Caller
 from service.tokens.tables import Role
@@ -311,6 +311,21 @@ def test_steps_that_end_at_the_same_time_are_said_in_their_order(client, context
         look(session, seen, {job_id: 1}, lambda *item: said.append(item), now=ended)
     [steps] = [data for name, data, _ in said if name == "steps"]
     assert [step.step for step in steps.steps] == [1, 2, 3]
+
+
+def test_a_change_of_a_job_says_the_same_of_it_as_its_page(client, context, clock):
+    job_id = client.post("/api/v1/jobs", json=JOB).json()["job_id"]
+    seen, said = Seen(), []
+    with context.sessions.begin() as session:
+        look(session, seen, {}, lambda *item: said.append(item), now=clock())
+        job = session.get_one(JobRow, job_id)
+        job.no_orders_because, job.warning = "no slot is left", "a checkpoint failed"
+        session.flush()
+        look(session, seen, {}, lambda *item: said.append(item), now=clock())
+    [brief] = [data.jobs[0].model_dump(mode="json") for name, data, _ in said if name == "jobs"]
+    page = client.get(f"/api/v1/jobs/{job_id}").json()
+    assert "no slot is left" in brief["reason"] and brief["warning"] == "a checkpoint failed"
+    assert all(brief[name] == page[name] for name in brief.keys() & page.keys())
 
 
 def test_the_outcome_of_what_nobody_needed_to_answer_is_said(client, context, make_agent, clock):

@@ -78,7 +78,7 @@ function patchJob(client: QueryClient, brief: T.JobBrief): boolean {
   let isNews = false
   const change = <J extends Partial<T.JobSummary>>(job: J): J => {
     if (job.job_id !== brief.job_id) return job
-    isNews ||= job.state !== brief.state || job.layout !== brief.layout || job.paused !== brief.paused || job.reason !== brief.reason || job.standstill?.hook !== brief.standstill?.hook
+    isNews ||= job.state !== brief.state || job.layout !== brief.layout || job.paused !== brief.paused || job.reason !== brief.reason || job.warning !== brief.warning || job.standstill?.hook !== brief.standstill?.hook
     return { ...job, ...brief }
   }
   let isKnown = false
