@@ -173,7 +173,9 @@ def resume_job(
         if goes_back and job.state not in (JobState.PENDING, JobState.SUSPENDED):
             raise conflict(f"job {job_id} is {job.state}: its ranks have not ended yet; resume it when it is suspended")
         if goes_back and checkpoint is not None:
-            _check_that_steps_are_left(job_id, checkpoint, int(job.spec["stop"]["steps"]))
+            _check_that_steps_are_left(
+                job_id, checkpoint, int(job.spec["stop"]["steps"]), "change its stop.steps first"
+            )
             go_back(job, checkpoint.step)
         job.paused_because = ""
         touch(session, job, now=now)
@@ -183,7 +185,7 @@ def resume_job(
     if checkpoint is None:
         raise conflict(f"job {job_id} has no checkpoint to continue from; submit it again to start from its beginning")
     last = steps or int(job.spec["stop"]["steps"])
-    _check_that_steps_are_left(job_id, checkpoint, last)
+    _check_that_steps_are_left(job_id, checkpoint, last, "give more steps")
     if goes_back:
         go_back(job, checkpoint.step)
     job.spec = {**job.spec, "stop": {"steps": last}}
@@ -197,11 +199,9 @@ def resume_job(
     return job
 
 
-def _check_that_steps_are_left(job_id: str, checkpoint: Checkpoint, last: int) -> None:
+def _check_that_steps_are_left(job_id: str, checkpoint: Checkpoint, last: int, advice: str) -> None:
     if checkpoint.step >= last:
-        raise conflict(
-            f"job {job_id} has a checkpoint of step {checkpoint.step} and stops after step {last}: give more steps"
-        )
+        raise conflict(f"job {job_id} has a checkpoint of step {checkpoint.step} and stops after step {last}: {advice}")
 
 
 def lock_job(session: Session, job_id: str) -> JobRow:

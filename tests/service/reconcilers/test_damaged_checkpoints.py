@@ -301,7 +301,7 @@ def test_a_paused_job_goes_back_once_its_ranks_have_ended(fleet: Fleet):
     assert fleet.job()["state"] == "suspended"
     stops_after(fleet, 20)
     status, text = resumed(fleet, from_step=20)
-    assert status == 409 and "has a checkpoint of step 20 and stops after step 20: give more steps" in text
+    assert status == 409 and "has a checkpoint of step 20 and stops after step 20: change its stop.steps first" in text
     stops_after(fleet, 21)
     assert resumed(fleet, from_step=20)[0] == 200
     fleet.round(trains=False)
