@@ -118,6 +118,10 @@ def update(
         int | None, typer.Option(min=1, help="Its new checkpoint.every_steps; not while it has ranks.")
     ] = None,
     prefer: Annotated[Prefer | None, typer.Option(help="Which handoff is taken where several fit.")] = None,
+    hang_restart_s: Annotated[
+        str | None, typer.Option(help="Its new hang_restart_s; 0: never; none: the default.", metavar="SECONDS")
+    ] = None,
+    hook_s_max: Annotated[float | None, typer.Option(help="Its new hook_s_max; 0 takes it away.")] = None,
     budget_usd: Annotated[float | None, typer.Option(help="Its new budget_usd; 0 takes it away.")] = None,
     deadline: Annotated[str | None, typer.Option(help="Its new deadline with time zone; none takes it away.")] = None,
     service_url: ServiceUrl = DEFAULT_URL,
@@ -134,6 +138,8 @@ def update(
         "prefer": prefer,
     }
     change = {field: value for field, value in wanted.items() if value is not None}
+    change |= {} if hang_restart_s is None else {"hang_restart_s": _seconds(hang_restart_s)}
+    change |= {} if hook_s_max is None else {"hook_s_max": hook_s_max or None}
     change |= {} if budget_usd is None else {"budget_usd": budget_usd or None}
     change |= {} if deadline is None else {"deadline": None if deadline == "none" else deadline}
     if not change:
@@ -141,6 +147,13 @@ def update(
     client = connect(service_url, token_file)
     job = client.patch(f"/api/v1/jobs/{find_job(client, job_id)}", change)
     _say(job, f"changed, {job['state']}: {job['reason']}", as_json=as_json)
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        return None if text == "none" else float(text)
+    except ValueError:
+        fail(f"hang_restart_s: must be a number of seconds or none, not {text!r}", code=2)
 
 
 def delete(

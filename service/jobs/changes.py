@@ -74,6 +74,12 @@ class JobChange(_Named):
     stop: StopChange = StopChange(steps=1)
     checkpoint: CheckpointChange = CheckpointChange(every_steps=1)
     prefer: Prefer = Prefer.PAUSE
+    hang_restart_s: Annotated[float, Field(ge=0, le=604_800)] | None = Field(
+        default=None, description="0: never; null: the default."
+    )
+    hook_s_max: Annotated[float, Field(gt=0, le=604_800)] | None = Field(
+        default=None, description="Null takes it away."
+    )
     budget_usd: Annotated[float, Field(gt=0)] | None = Field(default=None, description="Null takes it away.")
     deadline: WrittenUtc | None = Field(default=None, description="Null takes it away.")
 

@@ -77,10 +77,14 @@ def test_a_list_is_filtered_and_says_when_there_is_more_of_it(service: Service, 
 def test_a_job_is_changed_paused_planned_and_deleted_and_its_decisions_are_listed(service: Service, job_file: Path):
     job_id = service.run("jobs", "submit", str(job_file)).stdout.strip()
     wanted = ("--nodes-max", "6", "--steps", "70", "--deadline", "none", "--prefer", "total")
+    wanted += ("--hang-restart-s", "0", "--hook-s-max", "90")
     changed = service.run("jobs", "update", job_id, *wanted)
     assert changed.exit_code == 0 and f"{job_id}: changed, pending" in changed.stdout, changed.stderr
     spec = json.loads(service.run("jobs", "show", job_id, "--json").stdout)["spec"]
     assert (spec["nodes"], spec["stop"], spec["prefer"]) == ({"min": 2, "max": 6}, {"steps": 70}, "total")
+    assert (spec["hang_restart_s"], spec["hook_s_max"]) == (0.0, 90.0)
+    wrong = service.run("jobs", "update", job_id, "--hang-restart-s", "soon")
+    assert wrong.exit_code == 2 and "hang_restart_s: must be a number of seconds or none, not 'soon'" in wrong.stderr
     assert service.run("jobs", "update", job_id).exit_code == 2
     wrong = service.run("jobs", "update", job_id, "--nodes-min", "9")
     assert wrong.exit_code == 1 and "nodes.max: nodes.max 6 must be at least nodes.min 9" in wrong.stderr

@@ -27,7 +27,7 @@ def put_in(context, path: str, state: JobState) -> None:
 def test_what_may_change_is_changed_and_what_is_not_named_stays(client, path):
     before = client.get(path).json()["spec"]
     change = {"name": "other", "nodes": {"max": 8}, "stop": {"steps": 5_000}, "checkpoint": {"every_steps": 7}}
-    change |= {"budget_usd": 5.5, "deadline": "2030-01-31T12:00:00Z"}
+    change |= {"hang_restart_s": 0.0, "hook_s_max": 60.0, "budget_usd": 5.5, "deadline": "2030-01-31T12:00:00Z"}
     answer = client.patch(path, json=change)
     assert answer.status_code == 200, answer.text
     assert (answer.json()["name"], answer.json()["stop_steps"]) == ("other", 5_000)
@@ -56,6 +56,8 @@ def test_what_may_change_is_changed_and_what_is_not_named_stays(client, path):
         ({"name": "no spaces"}, "name", "begin with a letter"),
         ({"stop": {"steps": 0}}, "stop.steps", "greater than or equal to 1"),
         ({"budget_usd": 0}, "budget_usd", "greater than 0"),
+        ({"hang_restart_s": -1}, "hang_restart_s", "greater than or equal to 0"),
+        ({"hook_s_max": 0}, "hook_s_max", "greater than 0"),
         ({"deadline": "soon"}, "deadline", "2030-01-31T12:00:00Z"),
         ({"deadline": "9999-12-31T23:59:59-14:00"}, "deadline", "less than 2100"),
         ({}, "(whole)", "must name what is to be changed"),
