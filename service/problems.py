@@ -124,6 +124,10 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _request(_request: Request, error: RequestValidationError) -> JSONResponse:
+        if any(item["loc"] == ("body",) and isinstance(item.get("input"), bytes) for item in error.errors()):
+            # A body is read as JSON only where its type says that it is.
+            wrong = FieldProblem(field="Content-Type", rule="must be application/json for a request with a body")
+            return response(invalid(wrong).problem)
         return response(invalid(*field_problems(error)).problem)
 
     @app.exception_handler(HTTPException)
