@@ -25,7 +25,7 @@ from service.notices.queries import (
     open_notices,
     rows_of_occurrences,
 )
-from service.notices.rules import NOTICES_OF_LEASE_MAX, horizon, over_at, same_loss
+from service.notices.rules import NOTICES_OF_LEASE_MAX, PEERS_SPEAK_AGAIN, horizon, over_at, same_loss, takes_node
 from service.notices.tables import NoticeRow
 from service.problems import conflict, not_found
 
@@ -111,7 +111,7 @@ class LeaseNotices:
             deadline_at=notice.deadline_utc,
             first_seen_at=notice.first_seen_utc,
             withdrawn_at=notice.withdrawn_utc,
-            recorded_at=newest.recorded_at if newest is not None and is_same else now,
+            recorded_at=newest.recorded_at if newest is not None and is_same else self._first_word(fact, told_in, now),
             raw=notice.raw,
             event_id=notice.event_id,
             said_at=notice.said_utc,
@@ -148,6 +148,14 @@ class LeaseNotices:
             first = self._first[row]
             row.occurrence_id = first if isinstance(first, int) else first.notice_id
         self.added, self._first, self._before = [], {}, {}
+
+    def _first_word(self, fact: NoticeFact, told_in: str | None, now: datetime) -> datetime:
+        """From when on it counts: what peers tell, from their first word of a loss, or of advice."""
+        if told_in is None:
+            return now
+        told = (row for row in self._newest.values() if row.told_in is not None)
+        alike = (row for row in told if takes_node(NoticeKind(row.kind)) is takes_node(fact.kind))
+        return min((row.recorded_at for row in alike if now - row.recorded_at < PEERS_SPEAK_AGAIN), default=now)
 
     def _row_of(self, notice: NoticeFact) -> NoticeRow | None:
         return self._newest.get((notice.kind.value, notice.source, notice.event_id))

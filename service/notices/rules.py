@@ -36,6 +36,9 @@ NOTICES_OF_LEASE_MAX = 64
 PEERS_WORD_LASTS = timedelta(minutes=5)
 """For so long counts what only other nodes of its job have said of a node: enough for one that could not say it itself.
 """
+PEERS_SPEAK_AGAIN = timedelta(hours=1)
+"""Within this time of their first word of a node's loss, whatever peers say of its loss counts no longer than that
+word: else they could say it anew for ever. The same holds for advice."""
 PEERS_WORDS_MAX = 8
 """So many notices of one lease may peers tell that count at a time, beside those that the node tells itself."""
 COUNTS_AT_MOST = max(GRACE_AFTER_DEADLINE, WITHOUT_DEADLINE_LASTS)
@@ -48,7 +51,7 @@ def horizon(now: datetime) -> datetime:
 
 def over_at(notice: NoticeFact, *, told_in: str | None, recorded_at: datetime) -> datetime:
     """When a stored notice is over. `told_in`: the job in which peers told it, None where somebody who knows did.
-    `recorded_at`: when the service first heard of it."""
+    `recorded_at`: when the service first heard of it, or of what peers told before, see PEERS_SPEAK_AGAIN."""
     ends = ends_utc(notice)
     return ends if told_in is None else min(ends, recorded_at + PEERS_WORD_LASTS)
 
