@@ -107,6 +107,7 @@ def _read(text: str) -> object:
             pass  # A mapping of YAML may begin so too; where it is neither, YAML says better where.
         else:
             _check_count(found)
+            _keep_numbers_as_written(found, text)
             return found
     _check_size(text)
     loader = _Loader(text)
@@ -124,6 +125,17 @@ def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     for name, value in pairs:
         found[name] = _STANDS_TWICE if name in found else value
     return found
+
+
+def _keep_numbers_as_written(found: dict[str, object], text: str) -> None:
+    """For JSON what `_keep_environment_as_written` is for YAML."""
+    part = found.get("environment")
+    if not isinstance(part, dict):
+        return
+    numbers = [name for name, value in part.items() if isinstance(value, int | float) and not isinstance(value, bool)]
+    if numbers:
+        written = json.loads(text, object_pairs_hook=_each_once, parse_int=str, parse_float=str)["environment"]
+        part |= {name: written[name] for name in numbers}
 
 
 def _check_count(found: object) -> None:

@@ -181,6 +181,14 @@ def test_a_number_that_the_environment_takes_by_an_alias_stays_one_where_it_stan
     }  # fmt: skip
 
 
+def test_numbers_in_the_environment_of_a_json_file_are_taken_as_they_are_written():
+    text = b'{"seed": 1e3, "environment": {"A": 1.10, "B": 1e3, "C": 7, "D": "x", "E": -0.0, "F": 1e400}}'
+    environment = {"A": "1.10", "B": "1e3", "C": "7", "D": "x", "E": "-0.0", "F": "1e400"}
+    assert read_fields(text) == {"seed": 1000.0, "environment": environment}
+    with pytest.raises(JobFileError, match="must be a finite number"):
+        read_fields(b'{"environment": {"A": NaN}}')
+
+
 def test_what_stands_behind_an_alias_is_read_where_it_is_used():
     fields = read_fields(b"base: &base {x: 1}\na: *base\nb: {<<: *base, y: 2}\nday: 2030-01-31\n")
     assert fields == {"base": {"x": 1}, "a": {"x": 1}, "b": {"x": 1, "y": 2}, "day": "2030-01-31"}
