@@ -187,14 +187,20 @@ def _check_size(text: str) -> None:
             raise ValueError(f"more than {DEPTH_MAX} levels{event.start_mark}")
 
 
-def _keep_environment_as_written(root: object) -> None:
+def _keep_environment_as_written(root: Node | None) -> None:
     """An environment holds text: `010`, `1.10`, `12:30` and `yes` reach the ranks as they stand in the file, not as the
     number or the truth value that YAML makes of them."""
-    for name, part in root.value if isinstance(root, MappingNode) else ():
+    if not isinstance(root, MappingNode):
+        return
+    for place, (name, part) in enumerate(root.value):
         if isinstance(name, ScalarNode) and name.value == "environment" and isinstance(part, MappingNode):
-            for place, (key, value) in enumerate(part.value):
-                if isinstance(value, ScalarNode) and value.tag in _GUESSED:
-                    part.value[place] = (key, ScalarNode(_TEXT, value.value))  # An alias may stand for it elsewhere.
+            # Made anew: an alias shares its node with the place of its anchor, where values stay what they are.
+            variables = [(variable, _as_written(value)) for variable, value in part.value]
+            root.value[place] = (name, MappingNode(part.tag, variables, part.start_mark, part.end_mark))
+
+
+def _as_written(node: Node) -> Node:
+    return ScalarNode(_TEXT, node.value) if isinstance(node, ScalarNode) and node.tag in _GUESSED else node
 
 
 def _mark_names_that_stand_twice(node: Node | None, seen: set[int]) -> None:

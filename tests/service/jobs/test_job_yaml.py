@@ -181,6 +181,10 @@ def test_a_number_that_the_environment_takes_by_an_alias_stays_one_where_it_stan
     }  # fmt: skip
 
 
+def test_a_mapping_that_is_the_environment_by_an_alias_keeps_its_numbers_where_it_stands():
+    assert read_fields(b"args: &e {N: 24}\nenvironment: *e\n") == {"args": {"N": 24}, "environment": {"N": "24"}}
+
+
 def test_numbers_in_the_environment_of_a_json_file_are_taken_as_they_are_written():
     text = b'{"seed": 1e3, "environment": {"A": 1.10, "B": 1e3, "C": 7, "D": "x", "E": -0.0, "F": 1e400}}'
     environment = {"A": "1.10", "B": "1e3", "C": "7", "D": "x", "E": "-0.0", "F": "1e400"}
