@@ -23,10 +23,10 @@ DEPTH_MAX = 32
 PLAIN_CHARS_MAX = 4_096
 INTEGER_LEAST, INTEGER_MOST = -(2**63), 2**64 - 1
 _TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
-_TAGS = (None, "!", _TEXT, "tag:yaml.org,2002:null")
+_TAGS = (None, "!", _TEXT, *(f"tag:yaml.org,2002:{kind}" for kind in ("null", "map", "seq")))
 """What may be written before a value. Others are for kinds of values that are known without them."""
 _DOUBTFUL, _TWICE = "!doubtful", "!twice"
-_GUESSED = {*(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool")), _MERGE, _DOUBTFUL}
+_GUESSED = {*(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool")), _DOUBTFUL}
 _DOUBTFUL_FORMS = (
     (re.compile(r"(?:yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF)$"), "true or false"),
     (re.compile(r"[-+]?0[0-9]+$"), "it without zeros in front"),
@@ -83,6 +83,7 @@ def _doubtful(_: object, node: ScalarNode) -> _Refused:
 
 _Loader.add_constructor(_DOUBTFUL, _doubtful)
 _Loader.add_constructor(_TWICE, lambda *_: _STANDS_TWICE)
+_Loader.add_constructor(_MERGE, lambda _, node: node.value)  # Only as a name do the two arrows merge.
 _STANDS_TWICE = _Refused("stands here twice; leave one out")
 
 
@@ -160,7 +161,10 @@ def _check_size(text: str) -> None:
     opened: list[tuple[str | None, int]] = []
     values = 0
     for event in yaml.parse(text, Loader=_Loader):
-        anchor = getattr(event, "anchor", None)
+        anchor, tag = getattr(event, "anchor", None), getattr(event, "tag", None)
+        if tag not in _TAGS:
+            tag = tag.replace("tag:yaml.org,2002:", "!!")[:60]
+            raise ValueError(f"a value with the tag {tag}; write it without a tag{event.start_mark}")
         if isinstance(event, yaml.AliasEvent):
             if anchor not in sizes:
                 raise ValueError(f"alias *{anchor} stands for nothing before it, or for what it is part of")
@@ -176,9 +180,6 @@ def _check_size(text: str) -> None:
             values += 1
             if anchor is not None:
                 sizes[anchor] = 1
-            if event.tag not in _TAGS:
-                tag = event.tag.replace("tag:yaml.org,2002:", "!!")[:60]
-                raise ValueError(f"a value with the tag {tag}; write it without a tag{event.start_mark}")
             if event.implicit[0] and len(event.value) > PLAIN_CHARS_MAX:
                 raise ValueError(f"more than {PLAIN_CHARS_MAX} characters without quotes{event.start_mark}")
         if values > VALUES_MAX:

@@ -85,7 +85,11 @@ def test_no_text_takes_long_to_read(name):
         ("a: !!binary aGVsbG8=", "(whole)", "a value with the tag !!binary; write it without a tag"),
         *((f"a: {tagged}", "(whole)", "write it without a tag") for tagged in ("!!bool x", "!!int ''", "!!int 010")),
         ("a: !!float " + ":".join("1" * 400), "(whole)", "write it without a tag"),
-        ("a: !!set {x, y}", "a", "must be text, a number, true, false, a list or a mapping"),
+        *(
+            (f"a: {tagged}", "(whole)", f"a value with the tag {tagged.split()[0]}; write it without a tag")
+            for tagged in ("!doubtful [3]", "!twice {x: 1}", "!!set {x, y}", "!!omap [x: 1]")
+        ),
+        ("a: !!map 3", "(whole)", "expected a mapping node, but found scalar"),
         ("a: &a [*a]", "(whole)", "alias *a stands for nothing before it, or for what it is part of"),
         ("a: *b", "(whole)", "alias *b stands for nothing before it, or for what it is part of"),
         ("[" * (DEPTH_MAX + 1), "(whole)", f"more than {DEPTH_MAX} levels"),
@@ -167,6 +171,11 @@ def test_a_name_that_stands_twice_is_refused(text, field):
 def test_a_name_may_stand_over_one_that_is_merged():
     text = b"base: &base {x: 1}\na: &a {<<: *base, x: 2}\nb: {<<: *a, x: 3}\n"
     assert read_fields(text) == {"base": {"x": 1}, "a": {"x": 2}, "b": {"x": 3}}
+
+
+def test_two_arrows_merge_only_as_a_name_and_are_text_as_a_value():
+    text = b"a: {b: <<, c: [<<], <<: {d: 1}}\nenvironment: {V: <<}\n"
+    assert read_fields(text) == {"a": {"b": "<<", "c": ["<<"], "d": 1}, "environment": {"V": "<<"}}
 
 
 def test_both_forms_of_a_job_file_mean_the_same():
