@@ -54,7 +54,7 @@ from liver_core.state.checkpoint_files import (
     verify,
     wrong_size,
 )
-from liver_core.state.error_texts import error_text, told_by_system
+from liver_core.state.error_texts import error_text, not_in_time, told_by_system
 from liver_core.state.kept_settings import (
     keeping_settings,
     overruled_rates,
@@ -250,7 +250,7 @@ def write(
         failed = error
     except BaseException as error:
         leave(group)
-        failed = error
+        failed = not_in_time(path, error) or error
     if rank == 0:
         # A disk that is full has room again.
         shutil.rmtree(partial, ignore_errors=True)
