@@ -16,8 +16,9 @@ import torch.distributed as dist
 from liver_core.device.threads import background
 from liver_core.layout import Roster
 from liver_core.rank.active_world import ActiveWorld
-from liver_core.state.checkpoint import error_text, prune, snapshot, write
+from liver_core.state.checkpoint import prune, snapshot, write
 from liver_core.state.checkpoint_files import ARGUMENTS, LeaseStanding
+from liver_core.state.error_texts import error_text
 from liver_core.state.megatron_checkpoint import CheckpointError
 from liver_core.worlds.megatron import MegatronWorld, renew_background
 

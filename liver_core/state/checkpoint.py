@@ -54,6 +54,7 @@ from liver_core.state.checkpoint_files import (
     verify,
     wrong_size,
 )
+from liver_core.state.error_texts import error_text, not_in_time, told_by_system
 from liver_core.state.kept_settings import (
     keeping_settings,
     overruled_rates,
@@ -111,7 +112,7 @@ def _write_in_this_thread(transforms: Any, *rest: Any) -> None:
         )
         _, written[number] = one.get()
         if isinstance(written[number], Exception):
-            results.put(written[number])
+            results.put(told_by_system(written[number]))
             return
     results.put(written)
 
@@ -249,7 +250,7 @@ def write(
         failed = error
     except BaseException as error:
         leave(group)
-        failed = error
+        failed = not_in_time(path, error) or error
     if rank == 0:
         # A disk that is full has room again.
         shutil.rmtree(partial, ignore_errors=True)
@@ -409,13 +410,6 @@ def load_checkpoint(
     readopt_moments(live)
     small = theirs.small_state(job, state, live) if theirs else read_small_state(path)
     return with_rates_that_count(small, state)
-
-
-def error_text(error: BaseException) -> str:
-    """Type and text of an error. Torch's CheckpointException (not an Exception) wraps the errors of the ranks."""
-    if isinstance(error, CheckpointException):
-        return "; ".join(f"rank {rank}: {error_text(wrapped[0])}" for rank, wrapped in error.failures.items())
-    return f"{type(error).__name__}: {error}"
 
 
 def _load_optimizer(optimizer: Any, loaded: dict[str, Any]) -> None:

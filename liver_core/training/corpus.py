@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -34,6 +35,7 @@ from liver_core.worlds.groups import alone
 
 BYTE_VOCABULARY = 257
 END_OF_DOCUMENT = 256
+_log = logging.getLogger(__name__)
 _CACHE_NAME = re.compile(r"[0-9a-f]{32}")
 
 
@@ -100,7 +102,7 @@ def _open(prefix: str, seq_length: int, seed: int) -> GPTDataset:
     caches.mkdir(exist_ok=True)
     # The first process of a node to get the lock builds the missing index, whatever its rank. The others find it.
     with _locked(caches / ".lock"), alone():
-        indexed = IndexedDataset(prefix, multimodal=False, mmap=True)
+        indexed = _indexed(prefix)
         documents = numpy.arange(indexed.document_indices.shape[0] - 1, dtype=numpy.int32)
         config = GPTDatasetConfig(
             random_seed=seed,
@@ -117,9 +119,29 @@ def _open(prefix: str, seq_length: int, seed: int) -> GPTDataset:
         return GPTDataset(indexed, prefix, documents, None, Split.train, config)
 
 
+def _indexed(prefix: str) -> IndexedDataset:
+    """The dataset. Raises ValueError that names the file where one of its two is not whole."""
+    size = Path(f"{prefix}.bin").stat().st_size
+    if not size:
+        raise ValueError(f"data_prefix: {prefix}.bin is empty; build the dataset again")
+    try:
+        indexed = IndexedDataset(prefix, multimodal=False, mmap=True)
+    except OSError:
+        raise
+    except Exception as error:  # Megatron, numpy and struct raise many kinds, most of them without a name.
+        text = f"{type(error).__name__}: {error}"
+        raise ValueError(f"data_prefix: {prefix}.idx is not the whole index of a dataset ({text})") from error
+    index = indexed.index
+    ends = index.sequence_pointers[-1:] + index.sequence_lengths[-1:].astype(numpy.int64) * index.dtype_size
+    if size < (needed := int(ends.max(initial=0))):
+        raise ValueError(f"data_prefix: {prefix}.bin has {size} bytes, and by its index it must have {needed}")
+    return indexed
+
+
 def _cache_of(prefix: str, caches: Path) -> Path:
     """The folder for what Megatron derives from this dataset. Its name is a digest of the .idx file, which says how
-    long each document is: Megatron knows a dataset by its path only. Folders of other data that was here are removed.
+    long each document is: Megatron knows a dataset by its path only. Folders of other data that was here are removed,
+    and so is a file that is not whole: Megatron builds it again.
     """
     with Path(f"{prefix}.idx").open("rb") as file:
         digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
@@ -128,6 +150,12 @@ def _cache_of(prefix: str, caches: Path) -> Path:
             shutil.rmtree(folder, ignore_errors=True)
     cache = caches / digest
     cache.mkdir(exist_ok=True)
+    for part in cache.glob("*.npy"):
+        try:
+            numpy.load(part, mmap_mode="r")
+        except (ValueError, EOFError) as error:
+            _log.warning("%s is not whole and is built again: %s", part, error)
+            part.unlink()
     return cache
 
 

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from urllib.parse import unquote
 from uuid import uuid4
 
 import typer
@@ -52,8 +53,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs in
 
 def check_names(path: str) -> None:
     """Fail where a name in the address is one by which the address would be another one."""
-    if not {"", ".", ".."}.isdisjoint(path.partition("?")[0].split("/")[1:]):
-        fail(f"{path}: no name may be empty, or . or ..")
+    names = [unquote(part) for part in path.partition("?")[0].split("/")[1:]]
+    if any(name in ("", ".", "..") or "/" in name for name in names):
+        fail(f"{unquote(path)}: no name may be empty, or . or .., or have / in it")
 
 
 def fail(text: str, *, code: int = 1) -> NoReturn:

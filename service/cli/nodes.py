@@ -237,7 +237,7 @@ def list_prices(
     as_json: AsJson = False,
 ) -> None:
     """List the present price of each pool, or all prices of one."""
-    path = f"/api/v1/pools/{quote(pool, safe='')}/prices" if pool else "/api/v1/pools/prices"
+    path = f"/api/v1/pools/{quote(pool, safe='')}/prices" if pool is not None else "/api/v1/pools/prices"
     found = connect(service_url, token_file).listed(path, limit=limit, every=every)
     if as_json:
         return print_json(found)

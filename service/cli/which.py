@@ -46,7 +46,7 @@ def find_handoff(client: ServiceClient, text: str) -> str:
     if not text:
         fail("HANDOFF: must be an id or its beginning; is empty")
     found = [item["handoff_id"] for item in client.get("/api/v1/handoffs", match=text, limit=MATCHES_MAX)]
-    matching = [handoff_id for handoff_id in found if _digits(handoff_id).startswith(_digits(text))]
+    matching = [handoff_id for handoff_id in found if _digits(text) and _digits(handoff_id).startswith(_digits(text))]
     if not matching:
         fail(f"there is no handoff {text!r}; liver handoffs list shows them")
     if len(matching) > 1:

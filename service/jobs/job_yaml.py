@@ -23,10 +23,10 @@ DEPTH_MAX = 32
 PLAIN_CHARS_MAX = 4_096
 INTEGER_LEAST, INTEGER_MOST = -(2**63), 2**64 - 1
 _TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
-_TAGS = (None, "!", _TEXT, "tag:yaml.org,2002:null")
+_TAGS = (None, "!", _TEXT, *(f"tag:yaml.org,2002:{kind}" for kind in ("null", "map", "seq")))
 """What may be written before a value. Others are for kinds of values that are known without them."""
 _DOUBTFUL, _TWICE = "!doubtful", "!twice"
-_GUESSED = {*(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool")), _MERGE, _DOUBTFUL}
+_GUESSED = {*(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool")), _DOUBTFUL}
 _DOUBTFUL_FORMS = (
     (re.compile(r"(?:yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF)$"), "true or false"),
     (re.compile(r"[-+]?0[0-9]+$"), "it without zeros in front"),
@@ -83,6 +83,7 @@ def _doubtful(_: object, node: ScalarNode) -> _Refused:
 
 _Loader.add_constructor(_DOUBTFUL, _doubtful)
 _Loader.add_constructor(_TWICE, lambda *_: _STANDS_TWICE)
+_Loader.add_constructor(_MERGE, lambda _, node: node.value)  # Only as a name do the two arrows merge.
 _STANDS_TWICE = _Refused("stands here twice; leave one out")
 
 
@@ -107,6 +108,7 @@ def _read(text: str) -> object:
             pass  # A mapping of YAML may begin so too; where it is neither, YAML says better where.
         else:
             _check_count(found)
+            _keep_numbers_as_written(found, text)
             return found
     _check_size(text)
     loader = _Loader(text)
@@ -124,6 +126,17 @@ def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     for name, value in pairs:
         found[name] = _STANDS_TWICE if name in found else value
     return found
+
+
+def _keep_numbers_as_written(found: dict[str, object], text: str) -> None:
+    """For JSON what `_keep_environment_as_written` is for YAML."""
+    part = found.get("environment")
+    if not isinstance(part, dict):
+        return
+    numbers = [name for name, value in part.items() if isinstance(value, int | float) and not isinstance(value, bool)]
+    if numbers:
+        written = json.loads(text, object_pairs_hook=_each_once, parse_int=str, parse_float=str)["environment"]
+        part |= {name: written[name] for name in numbers}
 
 
 def _check_count(found: object) -> None:
@@ -148,7 +161,10 @@ def _check_size(text: str) -> None:
     opened: list[tuple[str | None, int]] = []
     values = 0
     for event in yaml.parse(text, Loader=_Loader):
-        anchor = getattr(event, "anchor", None)
+        anchor, tag = getattr(event, "anchor", None), getattr(event, "tag", None)
+        if tag not in _TAGS:
+            tag = tag.replace("tag:yaml.org,2002:", "!!")[:60]
+            raise ValueError(f"a value with the tag {tag}; write it without a tag{event.start_mark}")
         if isinstance(event, yaml.AliasEvent):
             if anchor not in sizes:
                 raise ValueError(f"alias *{anchor} stands for nothing before it, or for what it is part of")
@@ -164,9 +180,6 @@ def _check_size(text: str) -> None:
             values += 1
             if anchor is not None:
                 sizes[anchor] = 1
-            if event.tag not in _TAGS:
-                tag = event.tag.replace("tag:yaml.org,2002:", "!!")[:60]
-                raise ValueError(f"a value with the tag {tag}; write it without a tag{event.start_mark}")
             if event.implicit[0] and len(event.value) > PLAIN_CHARS_MAX:
                 raise ValueError(f"more than {PLAIN_CHARS_MAX} characters without quotes{event.start_mark}")
         if values > VALUES_MAX:
@@ -175,14 +188,20 @@ def _check_size(text: str) -> None:
             raise ValueError(f"more than {DEPTH_MAX} levels{event.start_mark}")
 
 
-def _keep_environment_as_written(root: object) -> None:
+def _keep_environment_as_written(root: Node | None) -> None:
     """An environment holds text: `010`, `1.10`, `12:30` and `yes` reach the ranks as they stand in the file, not as the
     number or the truth value that YAML makes of them."""
-    for name, part in root.value if isinstance(root, MappingNode) else ():
+    if not isinstance(root, MappingNode):
+        return
+    for place, (name, part) in enumerate(root.value):
         if isinstance(name, ScalarNode) and name.value == "environment" and isinstance(part, MappingNode):
-            for place, (key, value) in enumerate(part.value):
-                if isinstance(value, ScalarNode) and value.tag in _GUESSED:
-                    part.value[place] = (key, ScalarNode(_TEXT, value.value))  # An alias may stand for it elsewhere.
+            # Made anew: an alias shares its node with the place of its anchor, where values stay what they are.
+            variables = [(variable, _as_written(value)) for variable, value in part.value]
+            root.value[place] = (name, MappingNode(part.tag, variables, part.start_mark, part.end_mark))
+
+
+def _as_written(node: Node) -> Node:
+    return ScalarNode(_TEXT, node.value) if isinstance(node, ScalarNode) and node.tag in _GUESSED else node
 
 
 def _mark_names_that_stand_twice(node: Node | None, seen: set[int]) -> None:

@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from posixpath import normpath
 from uuid import UUID, uuid4
 
 from sqlalchemy import bindparam, delete, func, select, text, update
@@ -38,6 +39,7 @@ from service.planner.feasibility import rule_violations
 from service.problems import conflict, invalid, not_found
 
 SOON = timedelta(seconds=2)
+LOCK_PATHS = 0x11FE_0007
 ALL_WOKEN_UP_TO_NODES = 64
 """For what can wait, the nodes of a larger job are not woken, and its orders get no number: who is woken reports at
 once, and where a thousand do, and each report finds orders that have to be made, the next change comes first."""
@@ -94,10 +96,12 @@ class Birth:
 
 
 def submit_job(session: Session, job_file: JobFile, *, now: datetime) -> JobRow:
-    """Register a job. Raises 422, and stores nothing, if layout rules cannot work; it names each field."""
+    """Register a job. Raises 422, and stores nothing, if layout rules cannot work, or another job that has not ended
+    writes its checkpoints there; it names each field."""
     problems = tuple(FieldProblem(field=item.field, rule=item.rule) for item in rule_violations(job_file))
     if problems:
         raise invalid(*problems)
+    _check_path_is_free(session, job_file)
     job = JobRow(
         job_id=f"{job_file.name[:54]}-{secrets.token_hex(RANDOM_PART_CHARS // 2)}",
         name=job_file.name,
@@ -114,6 +118,20 @@ def submit_job(session: Session, job_file: JobFile, *, now: datetime) -> JobRow:
     session.flush()
     touch(session, job, now=now)
     return job
+
+
+def _check_path_is_free(session: Session, job_file: JobFile) -> None:
+    """Raises 422 if another job that has not ended has this checkpoint.path: each would remove what the other one
+    writes."""
+    if job_file.checkpoint is None:
+        return
+    path = normpath(job_file.checkpoint.path)
+    session.execute(select(func.pg_advisory_xact_lock(LOCK_PATHS, func.hashtext(path))))
+    used = JobRow.spec["checkpoint"]["path"].as_string()
+    for job_id, other in session.execute(select(JobRow.job_id, used).where(JobRow.state.not_in(ENDED))):
+        if other is not None and normpath(other) == path:
+            rule = f"must be a path of its own: job {job_id}, which has not ended, writes its checkpoints there"
+            raise invalid(FieldProblem(field="checkpoint.path", rule=rule))
 
 
 def request_stop(session: Session, job_id: str, *, now: datetime) -> JobRow:

@@ -121,8 +121,9 @@ class Run:
         self._tasks.append(asyncio.create_task(agent.run(period_s * number / len(self.agents))))
         self._tasks.append(asyncio.create_task(agent.listen()))
 
-    async def _submit(self, _number: int) -> None:
-        await submit(self.place.url, self.place.token("operator"), self.case.job_file())
+    async def _submit(self, number: int) -> None:
+        own = {"checkpoint": JOB["checkpoint"] | {"path": f"/checkpoints/{number}"}}
+        await submit(self.place.url, self.place.token("operator"), self.case.job_file() | own)
 
     def _without_job(self) -> str:
         idle = sum(not agent.is_at_work for agent in self.agents)

@@ -102,7 +102,7 @@ def main() -> None:
         for number in range(options.jobs):
             # No node is the spare of another job.
             pool, names = f"pool-{number}", [f"{letter}{number}" for letter in NODES]
-            job = {**JOB, "pools": [pool]}
+            job = {**JOB, "pools": [pool], "checkpoint": {"path": f"/checkpoints/{number}"}}
             client.post("/api/v1/jobs", json=job, headers=tokens["operator"]).raise_for_status()
             loads.append(Load([FakeAgent(name, client, tokens["join"], utc_now, pool=pool) for name in names]))
             begin(loads[-1], ask)

@@ -54,6 +54,13 @@ JOB = {
     "checkpoint": {"path": "/checkpoints", "every_steps": 10},
     "stop": {"steps": 1000},
 }
+JOB_OF_MANY = {name: value for name, value in JOB.items() if name != "checkpoint"}
+"""May be submitted again while it lives, since it writes no checkpoints."""
+
+
+def another_job(name: str, **changes: Any) -> dict[str, Any]:
+    """A job file for a job beside one of `JOB`: no two that live may write checkpoints to one path."""
+    return JOB | {"name": name, "checkpoint": {"path": f"/checkpoints/{name}", "every_steps": 10}} | changes
 
 
 @dataclass

@@ -19,7 +19,7 @@ from service.jobs.operations import activate, add_generation, lock_job, new_birt
 from service.jobs.tables import CheckpointRow, JobStepRow, SourceKind
 from service.paging import Pages
 from tests.service.conftest import bearer
-from tests.service.fake_agent import JOB, roster
+from tests.service.fake_agent import JOB, another_job, roster
 
 HANDOFFS = [UUID(int=number) for number in (7, 1, 300, 5, 2, 2**100)]
 LISTS = {
@@ -42,7 +42,7 @@ LISTS = {
 @pytest.fixture
 def full(client, context, clock, settings, make_agent) -> str:
     """Several of everything, all of the same moment. The first of five jobs."""
-    ids = [client.post("/api/v1/jobs", json=JOB | {"name": f"job-{number}"}).json()["job_id"] for number in range(5)]
+    ids = [client.post("/api/v1/jobs", json=another_job(f"job-{number}")).json()["job_id"] for number in range(5)]
     for number in range(5):
         agent = make_agent(f"node-{number}", pool=f"pool-{number % 2}")
         agent.sync(notices=(agent.notice(),))

@@ -370,6 +370,7 @@ def _written_without_a_fork(path: str, full: bool = False) -> str:
     from megatron.core.dist_checkpointing.mapping import ShardedTensor
 
     from liver_core.state import checkpoint
+    from liver_core.state.error_texts import error_text
 
     def refused(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -384,7 +385,7 @@ def _written_without_a_fork(path: str, full: bool = False) -> str:
     try:
         checkpoint.write(tensors, {"step": 1}, path, group)
     except BaseException as error:
-        return checkpoint.error_text(error)
+        return error_text(error)
     return f"step {checkpoint.read_small_state(path)['step']} is written"
 
 

@@ -12,6 +12,7 @@ from service.planner.weighing.wanted import PoolWant
 from service.policy.types import Market
 from service.reconcilers import upkeep
 from tests.service.conftest import FakeClock
+from tests.service.fake_agent import another_job
 from tests.service.reconcilers.conftest import Fleet, fleet
 
 __all__ = ["fleet"]
@@ -87,7 +88,7 @@ def test_machines_that_come_one_by_one_are_waited_for(context, clock):
 
 def test_requests_that_ended_are_dropped_after_an_hour_unless_a_machine_came_from_them(fleet: Fleet):
     context, clock = fleet.context, fleet.clock
-    first, other = fleet.submit(), fleet.submit()
+    first, other = fleet.submit(), fleet.submit(**another_job("other"))
     asked(context, clock, spot(1, "filled"), spot(1, "a"), job_id=first)
     fleet.add("a")
     fleet.agents["a"].sync()

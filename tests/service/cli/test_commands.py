@@ -9,13 +9,13 @@ import pytest
 import yaml
 
 from tests.service.cli.conftest import Service
-from tests.service.fake_agent import JOB
+from tests.service.fake_agent import JOB, JOB_OF_MANY
 
 
 @pytest.fixture
 def job_file(tmp_path: Path) -> Path:
     path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(JOB))
+    path.write_text(yaml.safe_dump(JOB | {"checkpoint": {"path": str(tmp_path)}}))
     return path
 
 
@@ -60,7 +60,7 @@ def test_lists_without_rows_say_so_to_people_and_are_empty_lists_for_programs(se
 
 def test_a_list_is_filtered_and_says_when_there_is_more_of_it(service: Service, tmp_path: Path):
     path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(JOB | {"name": "paged"}))
+    path.write_text(yaml.safe_dump(JOB_OF_MANY | {"name": "paged"}))
     ids = [service.run("jobs", "submit", str(path)).stdout.strip() for _ in range(3)]
     first = service.run("jobs", "list", "--name", "paged", "--state", "pending", "--limit", "2", "--json")
     assert [job["job_id"] for job in json.loads(first.stdout)] == ids[:0:-1]
@@ -159,7 +159,7 @@ def test_a_job_file_that_is_not_there_is_named(service: Service, tmp_path: Path)
 
 def test_a_job_is_meant_by_its_id_the_beginning_of_it_its_random_part_or_its_name(service: Service, tmp_path: Path):
     path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(JOB | {"name": "by-name"}))
+    path.write_text(yaml.safe_dump(JOB_OF_MANY | {"name": "by-name"}))
     job_id = service.run("jobs", "submit", str(path)).stdout.strip()
     for text in (job_id, job_id[:-3], "by-na", "by-name", job_id[-8:], job_id[-8:-2]):
         shown = service.run("jobs", "show", text, "--json")

@@ -1,11 +1,14 @@
 """Which job a person means, and the short ids that tables show."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from service.cli.client import check_names
+from service.cli.main import app
 from service.cli.which import find_handoff, find_job, meant_jobs, short_handoffs, short_jobs
 
 
@@ -70,12 +73,33 @@ def test_an_empty_name_is_none(find: Any, capsys: pytest.CaptureFixture[str]):
     assert "is empty" in capsys.readouterr().err
 
 
+def test_text_without_a_digit_of_an_id_is_no_handoff_though_there_is_only_one(capsys: pytest.CaptureFixture[str]):
+    client: Any = SimpleNamespace(get=lambda *_, **__: [{"handoff_id": "2f1c9a52-8f5e-4d6b-9d53-0b6f5c6d7e8f"}])
+    assert find_handoff(client, "2F1c").startswith("2f1c9a52")
+    with pytest.raises(typer.Exit):
+        find_handoff(client, "-")
+    assert "there is no handoff '-'" in capsys.readouterr().err
+
+
+def test_prices_of_a_pool_without_a_name_are_not_those_of_all():
+    done = CliRunner().invoke(app, ["prices", "list", "--pool", ""], env={"LIVER_TOKEN": "liver_a_b"})
+    assert done.exit_code == 1
+    assert "no name may be empty" in done.stderr
+
+
 @pytest.mark.parametrize(
-    "path", ["/api/v1/nodes/", "/api/v1/nodes/./drain", "/api/v1/pools//price", "/api/v1/nodes/.."]
+    "path",
+    [
+        "/api/v1/nodes/",
+        "/api/v1/nodes/./drain",
+        "/api/v1/pools//price",
+        "/api/v1/nodes/..",
+        "/api/v1/pools/a%2Fb/price",
+    ],
 )
 def test_no_name_makes_another_address_of_the_one_that_is_asked(path: str, capsys: pytest.CaptureFixture[str]):
     check_names("/api/v1/nodes?limit=5")
     check_names("/api/v1/nodes/a.b")
     with pytest.raises(typer.Exit):
         check_names(path)
-    assert "no name may be empty, or . or .." in capsys.readouterr().err
+    assert "no name may be empty, or . or .., or have / in it" in capsys.readouterr().err

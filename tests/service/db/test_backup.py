@@ -16,7 +16,7 @@ from liver_core.handoff import RankStage
 from service.app import create_app
 from service.settings import ServiceSettings
 from tests.service.conftest import bearer
-from tests.service.fake_agent import JOB, FakeAgent
+from tests.service.fake_agent import JOB, FakeAgent, another_job
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_after_a_restore_jobs_and_tokens_are_those_of_the_backup_and_ranks_of_la
         agent.sync()
         run(old, "pg_dump", "--format", "custom", "--file", dump, "postgres")
         shutil.copytree(old / "tokens", folder / "tokens")
-        later = client.post("/api/v1/jobs", json=JOB).json()["job_id"]
+        later = client.post("/api/v1/jobs", json=another_job("later")).json()["job_id"]
     with service(new):
         restore = ("--dbname", "postgres", "--clean", "--if-exists", "--single-transaction", dump)
         run(new, "pg_restore", *restore)

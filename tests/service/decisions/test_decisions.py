@@ -16,6 +16,7 @@ from service.handoffs.tables import HandoffRow
 from service.jobs.tables import JobRow
 from service.planner.decision import alternatives, decide
 from service.planner.inputs import PlanInputs, PlanNode, World
+from tests.service.fake_agent import another_job
 from tests.service.planner.test_decision import job as job_file
 from tests.service.planner.test_decision import nodes
 from tests.service.reconcilers.conftest import Fleet, fleet
@@ -113,7 +114,7 @@ def test_a_plan_without_a_node_that_is_none_of_the_jobs_or_of_an_ended_job_is_re
 
 def test_only_the_newest_decisions_of_a_job_are_kept(fleet: Fleet, context, monkeypatch):
     monkeypatch.setattr(operations, "KEPT_MAX", 3)
-    ids = [fleet.submit(), fleet.submit()]
+    ids = [fleet.submit(), fleet.submit(**another_job("other"))]
     with context.sessions.begin() as session:
         for number, job_id in enumerate([ids[0]] * 8 + [ids[1]] * 2):
             session.add(

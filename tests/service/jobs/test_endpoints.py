@@ -9,15 +9,30 @@ from sqlalchemy import func, select
 from liver_core.layout import ParallelLayout
 from service.jobs.operations import activate, add_generation, lock_job, new_birth
 from service.jobs.tables import JobRow, JobStepRow, SourceKind
-from tests.service.fake_agent import JOB, roster
+from tests.service.fake_agent import JOB, another_job, roster
 
 
 def test_a_job_file_is_accepted_as_yaml_and_as_json(client):
-    for content in (yaml.safe_dump(JOB), json.dumps(JOB)):
+    for content in (yaml.safe_dump(JOB), json.dumps(another_job("other"))):
         answer = client.post("/api/v1/jobs", content=content)
         assert answer.status_code == 201, answer.text
         assert answer.json()["state"] == "pending"
     assert len(client.get("/api/v1/jobs").json()) == 2
+
+
+def test_a_checkpoint_path_of_another_job_that_has_not_ended_is_refused_by_field(client, context):
+    def submit(path: str):
+        return client.post("/api/v1/jobs", json=JOB | {"checkpoint": {"path": path}})
+
+    first = submit("/data/a").json()["job_id"]
+    assert submit("/data/a/b").status_code == client.post("/api/v1/jobs", json=JOB).status_code == 201
+    answer = submit("/data/./a/")
+    assert answer.status_code == 422
+    rule = f"must be a path of its own: job {first}, which has not ended, writes its checkpoints there"
+    assert answer.json()["errors"] == [{"field": "checkpoint.path", "rule": rule}]
+    with context.sessions.begin() as session:
+        session.get_one(JobRow, first).state = "failed"
+    assert submit("/data/a").status_code == 201
 
 
 def test_secrets_in_a_job_file_are_hidden_from_who_reads_the_job_and_references_are_shown(client, database):
@@ -208,7 +223,7 @@ def test_a_wrong_token_is_401_everywhere_and_says_how_to_send_one(client, header
 
 def test_jobs_are_found_by_the_beginning_of_id_random_part_or_name(client):
     first, second = (
-        client.post("/api/v1/jobs", json=JOB | {"name": name}).json()["job_id"] for name in ("alpha_1", "alpha-12")
+        client.post("/api/v1/jobs", json=another_job(name)).json()["job_id"] for name in ("alpha_1", "alpha-12")
     )
 
     def found(match: str) -> set[str]:

@@ -85,7 +85,11 @@ def test_no_text_takes_long_to_read(name):
         ("a: !!binary aGVsbG8=", "(whole)", "a value with the tag !!binary; write it without a tag"),
         *((f"a: {tagged}", "(whole)", "write it without a tag") for tagged in ("!!bool x", "!!int ''", "!!int 010")),
         ("a: !!float " + ":".join("1" * 400), "(whole)", "write it without a tag"),
-        ("a: !!set {x, y}", "a", "must be text, a number, true, false, a list or a mapping"),
+        *(
+            (f"a: {tagged}", "(whole)", f"a value with the tag {tagged.split()[0]}; write it without a tag")
+            for tagged in ("!doubtful [3]", "!twice {x: 1}", "!!set {x, y}", "!!omap [x: 1]")
+        ),
+        ("a: !!map 3", "(whole)", "expected a mapping node, but found scalar"),
         ("a: &a [*a]", "(whole)", "alias *a stands for nothing before it, or for what it is part of"),
         ("a: *b", "(whole)", "alias *b stands for nothing before it, or for what it is part of"),
         ("[" * (DEPTH_MAX + 1), "(whole)", f"more than {DEPTH_MAX} levels"),
@@ -169,6 +173,11 @@ def test_a_name_may_stand_over_one_that_is_merged():
     assert read_fields(text) == {"base": {"x": 1}, "a": {"x": 2}, "b": {"x": 3}}
 
 
+def test_two_arrows_merge_only_as_a_name_and_are_text_as_a_value():
+    text = b"a: {b: <<, c: [<<], <<: {d: 1}}\nenvironment: {V: <<}\n"
+    assert read_fields(text) == {"a": {"b": "<<", "c": ["<<"], "d": 1}, "environment": {"V": "<<"}}
+
+
 def test_both_forms_of_a_job_file_mean_the_same():
     assert read_fields(yaml.safe_dump(JOB).encode()) == read_fields(json.dumps(JOB).encode()) == JOB
     assert read_fields(b"{a: true, b: [1, 2.5, x]}") == {"a": True, "b": [1, 2.5, "x"]}
@@ -179,6 +188,18 @@ def test_a_number_that_the_environment_takes_by_an_alias_stays_one_where_it_stan
     assert read_fields(text) == {
         "a": {"lr": 0.001}, "b": 24, "environment": {"LR": "0.001", "B": "24", "C": "<<"}
     }  # fmt: skip
+
+
+def test_a_mapping_that_is_the_environment_by_an_alias_keeps_its_numbers_where_it_stands():
+    assert read_fields(b"args: &e {N: 24}\nenvironment: *e\n") == {"args": {"N": 24}, "environment": {"N": "24"}}
+
+
+def test_numbers_in_the_environment_of_a_json_file_are_taken_as_they_are_written():
+    text = b'{"seed": 1e3, "environment": {"A": 1.10, "B": 1e3, "C": 7, "D": "x", "E": -0.0, "F": 1e400}}'
+    environment = {"A": "1.10", "B": "1e3", "C": "7", "D": "x", "E": "-0.0", "F": "1e400"}
+    assert read_fields(text) == {"seed": 1000.0, "environment": environment}
+    with pytest.raises(JobFileError, match="must be a finite number"):
+        read_fields(b'{"environment": {"A": NaN}}')
 
 
 def test_what_stands_behind_an_alias_is_read_where_it_is_used():

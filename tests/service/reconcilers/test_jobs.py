@@ -22,7 +22,7 @@ from liver_core.layout import ParallelLayout
 from service.jobs.tables import JobRow
 from service.reconcilers import jobs
 from service.reconcilers.calm_jobs import LOOK_AT_CALM_S
-from tests.service.fake_agent import JOB, MISSES_A_PEER, mirror, roster
+from tests.service.fake_agent import MISSES_A_PEER, another_job, mirror, roster
 from tests.service.reconcilers.conftest import Fleet
 
 
@@ -508,7 +508,7 @@ def test_stopping_waits_for_the_ranks_and_then_frees_the_nodes(fleet: Fleet):
 @pytest.mark.thorough
 def test_two_jobs_never_share_a_node(fleet: Fleet):
     fleet.run()
-    second = fleet.client.post("/api/v1/jobs", json=JOB | {"name": "second"}).json()["job_id"]
+    second = fleet.client.post("/api/v1/jobs", json=another_job("second")).json()["job_id"]
     for _ in range(3):
         fleet.round()
     waiting = fleet.client.get(f"/api/v1/jobs/{second}").json()
@@ -532,7 +532,7 @@ def test_a_reason_for_too_few_nodes_says_where_the_others_are(fleet: Fleet):
     fleet.agents.pop("y")
     for _ in range(8):
         fleet.round()
-    second = fleet.client.post("/api/v1/jobs", json=JOB | {"name": "second", "pools": ["spot-a"]}).json()["job_id"]
+    second = fleet.client.post("/api/v1/jobs", json=another_job("second", pools=["spot-a"])).json()["job_id"]
     for _ in range(2):
         fleet.round()
     reason = fleet.client.get(f"/api/v1/jobs/{second}").json()["reason"]
@@ -546,7 +546,7 @@ def test_two_replicas_never_handle_one_job_at_a_time(fleet: Fleet):
     fleet.add("a", "b")
     fleet.agents["a"].sync()
     fleet.agents["b"].sync()
-    ids = [fleet.client.post("/api/v1/jobs", json=JOB | {"name": f"job-{i}"}).json()["job_id"] for i in range(20)]
+    ids = [fleet.client.post("/api/v1/jobs", json=another_job(f"job-{i}")).json()["job_id"] for i in range(20)]
     handled: list[int] = []
     threads = [threading.Thread(target=lambda: handled.append(jobs.tick(fleet.context))) for _ in range(4)]
     for thread in threads:

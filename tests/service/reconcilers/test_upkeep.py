@@ -11,14 +11,14 @@ from service.jobs.tables import JobRow, JobStepRow, RankLogRow
 from service.reconcilers import upkeep
 from service.reconcilers.retention import Task
 from service.reconcilers.runner import Reconcilers
-from tests.service.fake_agent import JOB
+from tests.service.fake_agent import JOB, another_job
 from tests.service.waiting import until
 
 
 def test_only_the_newest_steps_and_log_pieces_of_each_job_are_kept(client, context, clock, settings):
     object.__setattr__(settings, "step_rows_max", 100)
     object.__setattr__(settings, "log_chars_max", 1_000)
-    full, small = (client.post("/api/v1/jobs", json=JOB).json()["job_id"] for _ in range(2))
+    full, small = (client.post("/api/v1/jobs", json=another_job(name)).json()["job_id"] for name in "ab")
     with context.sessions.begin() as session:
         for job_id, steps, pieces in ((full, 250, 40), (small, 50, 5)):
             session.get_one(JobRow, job_id).highest_step = steps

@@ -17,7 +17,7 @@ from service.repeats.operations import KEPT
 from service.repeats.tables import AnswerRow
 from service.tokens.tables import TokenRow
 from tests.service.conftest import bearer
-from tests.service.fake_agent import JOB
+from tests.service.fake_agent import JOB_OF_MANY as JOB
 
 
 @pytest.fixture

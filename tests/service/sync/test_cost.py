@@ -28,7 +28,7 @@ from service.sync.orders import shared_orders
 from service.sync.reading import Reading
 from service.tokens.recent import FRESH
 from service.tokens.tables import TokenRow
-from tests.service.fake_agent import JOB, mirror, roster
+from tests.service.fake_agent import another_job, mirror, roster
 
 STEADY = 8
 """Nodes; their parts in jobs; jobs with their generations; leases; progress; steps with logs; ledger; nodes written."""
@@ -212,7 +212,7 @@ def test_members_of_a_world_that_is_over_are_still_told_each_others_addresses_an
 
 def test_the_orders_of_many_jobs_take_as_many_statements_as_those_of_one(training, context, client, clock):
     agents, _ = training
-    others = [client.post("/api/v1/jobs", json=JOB | {"name": name}).json()["job_id"] for name in ("x", "y")]
+    others = [client.post("/api/v1/jobs", json=another_job(name)).json()["job_id"] for name in ("x", "y")]
     job_ids, counts, made = [agents["a"].job_order().job_id, *others], [], []
     limits = {"lost_after_s": 30.0, "now": clock()}
     for wanted in ([job_ids[0]], job_ids):

@@ -5,14 +5,14 @@ import logging
 from sqlalchemy import text
 
 from service.reconcilers import jobs
-from tests.service.fake_agent import JOB
+from tests.service.fake_agent import another_job
 
 
 def test_a_job_without_an_order_is_left_out_of_the_answers_of_its_nodes_alone(
     running, make_agent, grant, client, context, clock, caplog
 ):
     job_id, a, _ = running
-    other = client.post("/api/v1/jobs", json=JOB | {"name": "other"}).json()["job_id"]
+    other = client.post("/api/v1/jobs", json=another_job("other")).json()["job_id"]
     agents = [make_agent(name) for name in ("c", "d", "e")]
     for agent in agents:
         agent.sync()
