@@ -265,8 +265,7 @@ class Pending:
         self._had_permission = self._found_boundary = False
         self.order = order
         if order.target_revision == current.target_revision:
-            reason = None if self.world is None else self.world.fell
-            return (Amend(self.build, order), Say(order, self._stage, reason, self.build))
+            return (Amend(self.build, order), self._say(order, self._stage))
         older, is_built = self.build, self.world is not None
         return self._build_next(gives_way=older if is_built else None)
 
@@ -285,7 +284,7 @@ class Pending:
         if not self._is_built:
             return ()
         # "Ready" is reported before the tag is shown, so that it never comes after the report of the boundary.
-        said = Say(order, RankStage.READY, build=self.build)
+        said = self._say(order, RankStage.READY)
         return (said, *self._cut_over()) if self._found_boundary else (said,)
 
     def _on_withdrawn(self, handoff_id: str) -> PendingEffects:
@@ -298,7 +297,7 @@ class Pending:
             # All ranks may be agreeing on the tag right now. Report after the boundary, by its outcome.
             self._report_due = True
             return ()
-        return (Say(order, RankStage.PREPARED, build=self.build),)
+        return (self._say(order, RankStage.PREPARED),)
 
     def _on_aborted(self, handoff_id: str, reason: Reason) -> PendingEffects:
         if self.order is not None and self.order.handoff_id == handoff_id:
@@ -339,7 +338,7 @@ class Pending:
         self.state, self.world, self._stage = PendingState.BUILT, event.world, RankStage.PREPARED
         if self._abort is not None:
             return ()  # It is dropped between two steps.
-        return (Say(self.order, RankStage.PREPARED, event.world.fell, self.build),)
+        return (self._say(self.order, RankStage.PREPARED),)
 
     def _fail_build(self, reason: Reason) -> PendingEffects:
         """Nothing is built, and nothing will be. What an older revision built gives way all the same."""
@@ -364,7 +363,7 @@ class Pending:
             phase = agreement.phase
         if phase in (BoundaryPhase.READY, BoundaryPhase.DROP):
             return self._cut_over()
-        told: PendingEffects = (Say(order, RankStage.PREPARED, build=self.build),) if report_due else ()
+        told: PendingEffects = (self._say(order, RankStage.PREPARED),) if report_due else ()
         if phase is BoundaryPhase.CONNECT:
             self.state = PendingState.CONNECTING
             return told
@@ -456,6 +455,10 @@ class Pending:
         if now < order.boundary_by(self.member):
             return ()
         return self._end_newcomer(Reason("no permission before the deadline", OUT_OF_TIME))
+
+    def _say(self, order: Order, stage: RankStage) -> Say:
+        """Why the state is copied after all goes with every stage of the world that is built."""
+        return Say(order, stage, None if self.world is None else self.world.fell, self.build)
 
     def _reason(self, order: Order, phase: str, text: str) -> Reason:
         return Reason(text, phase, order.rank_of(self.member))

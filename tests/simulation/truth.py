@@ -14,8 +14,9 @@ from liver_core.handoff.proposer_events import HandoffEnded, ProposerRecord
 
 if TYPE_CHECKING:
     from liver_core.layout import Member
-    from tests.simulation.ranks import SimRank, SimWorld
+    from tests.simulation.ranks import SimRank
     from tests.simulation.simulation import Simulation
+    from tests.simulation.worlds import SimWorld
 
 CHECKPOINT_EVERY = 5
 NOT_BEGUN = -1

@@ -119,7 +119,7 @@ def test_a_newer_revision_of_the_same_target_keeps_what_is_built():
     fell = Reason("the ring was overwritten", "stream")
     rank = built(BuiltWorld(fell=fell))
     assert feed(rank, OrderCame(NEARER)) == (Amend(1, NEARER), Say(NEARER, RankStage.PREPARED, fell, 1))
-    assert not rank.is_permitted and feed(rank, Permitted(H1, 2)) == (Say(NEARER, RankStage.READY, build=1),)
+    assert not rank.is_permitted and feed(rank, Permitted(H1, 2)) == (Say(NEARER, RankStage.READY, fell, 1),)
 
 
 def test_another_target_is_built_after_what_was_built_gives_way():
@@ -502,3 +502,11 @@ def test_whatever_comes_in_whichever_order_no_rank_is_left_alone_and_no_world_be
                 break
             walk.random.choice(walk.choices())()
         walk.settle()
+
+
+def test_why_the_state_is_copied_after_all_goes_with_every_stage():
+    """The participant takes the newest report: without it nobody would hear that the next rung was taken."""
+    fell = Reason("the certificate differs", "stream")
+    rank = built(BuiltWorld(fell=fell))
+    assert feed(rank, Permitted(H1, 1)) == (Say(FIRST, RankStage.READY, fell, 1),)
+    assert feed(rank, Withdrawn(H1)) == (Say(FIRST, RankStage.PREPARED, fell, 1),)
