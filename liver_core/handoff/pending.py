@@ -91,7 +91,7 @@ class Pending:
         self._stage = RankStage.PREPARING
         self._entered = trains
         self._permission: tuple[str, int] | None = None
-        self._had_permission = self._found_boundary = False
+        self._found_boundary = False
         self._abort: Reason | None = None
         self._aborts: OrderedDict[str, Reason] = OrderedDict()
         self._shown = False
@@ -109,7 +109,7 @@ class Pending:
     @property
     def awaits_boundary(self) -> bool:
         """Whether this newcomer has all that it needs but the boundary."""
-        return self.state is PendingState.BUILT and self._had_permission and not self._found_boundary
+        return self.state is PendingState.BUILT and self.is_permitted and not self._found_boundary
 
     @property
     def dropping(self) -> Order | None:
@@ -232,7 +232,6 @@ class Pending:
         self._abort = self._aborts.pop(order.handoff_id, None)
         if self._permission is not None and self._permission[0] != order.handoff_id:
             self._permission = None
-        self._had_permission = self.is_permitted
         return self._build_next(gives_way=None)
 
     def _build_next(self, *, gives_way: int | None) -> PendingEffects:
@@ -262,7 +261,7 @@ class Pending:
         if not order.names(self.member):
             text = f"this member has no part in revision {order.plan_revision} of the plan"
             return self._note_abort(self._reason(order, "amend", text))
-        self._had_permission = self._found_boundary = False
+        self._found_boundary = False
         self.order = order
         if order.target_revision == current.target_revision:
             return (Amend(self.build, order), self._say(order, self._stage))
@@ -278,10 +277,7 @@ class Pending:
         if is_other or self._abort is not None or self.state in (PendingState.CUTTING, PendingState.ENDED):
             return ()
         self._permission = (event.handoff_id, event.plan_revision)
-        if order is None:
-            return ()
-        self._had_permission = True
-        if not self._is_built:
+        if not self._is_built or order is None:
             return ()
         # "Ready" is reported before the tag is shown, so that it never comes after the report of the boundary.
         said = self._say(order, RankStage.READY)
@@ -375,11 +371,11 @@ class Pending:
         return () if later is None or self.order is None else self._amend(self.order, later)
 
     def _on_boundary_found(self, build: int) -> PendingEffects:
-        """A newcomer goes when it has had permission too. The others may have agreed before that is taken back."""
+        """A newcomer goes when it has permission too. If it was taken back after the others had agreed, it comes again."""
         if build != self.build or not self._is_built:
             return ()
         self._found_boundary = True
-        return self._cut_over() if self._had_permission else ()
+        return self._cut_over() if self.is_permitted else ()
 
     def _cut_over(self) -> PendingEffects:
         self.state, self._later, self._abort = PendingState.CUTTING, None, None
@@ -437,7 +433,7 @@ class Pending:
         """No handoff is pending any more."""
         self.state, self.order, self.world = PendingState.IDLE, None, None
         self._permission = self._abort = self._later = self._gives_way = None
-        self._had_permission = self._found_boundary = False
+        self._found_boundary = False
 
     def _end_newcomer(self, reason: Reason) -> PendingEffects:
         reason = self._abort or reason

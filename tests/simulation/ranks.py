@@ -635,6 +635,7 @@ class SimRank:
         assert order is not None and self.world is not None
         sim.truth.step_after_boundary(self, order.handoff_id, sim.store(order).record, in_target=False)
         self.decision = self.decision_read
+        self.cutover = None
         self.feed(CutoverEnded(reason, beside=True))
         if redo:
             self.partial = False
@@ -647,6 +648,7 @@ class SimRank:
         self.simulation.truth.left(self, self.order.handoff_id)
         self.decision = self.decision_read
         if not self.decision.goes:
+            self.cutover = None
             self.feed(CutoverEnded(reason))
             self.ends = True
             return

@@ -36,7 +36,7 @@ class SimWorld:
         self.generation = roster.generation
         self.era = era
         self.at_boundary: dict[Member, SimRank] = {}
-        self.dead = False
+        self.dead = self.is_due = False
         self.steps = 0
         self.begun = 0  # steps that all ranks began; those that were dropped too
 
@@ -58,13 +58,17 @@ class SimWorld:
             return
         for rank in ranks:
             rank.maintain()
+        self.is_due = True
         self.go_on()
+        if self.is_due:
+            self.simulation.clock.after(CONNECT_S + 0.1, self.go_on)  # One that dies while it connects says nothing.
 
     def go_on(self) -> None:
-        """The step begins once no rank makes communicators."""
-        ranks = self._met()
+        """The step that is due begins once no rank makes communicators."""
+        ranks = self._met() if self.is_due else None
         if ranks is None or any(rank.connects for rank in ranks):
             return
+        self.is_due = False
         self.begun += 1
         self._do_part(1, self.begun)
 
