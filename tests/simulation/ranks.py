@@ -57,6 +57,7 @@ from liver_core.handoff.pending_events import (
     PendingEffect,
     PendingEvent,
     Permitted,
+    RankEnds,
     Say,
     StreamBegan,
     Warn,
@@ -93,6 +94,10 @@ class SimRank:
         self.rung = Rung.STOP_AND_COPY  # how the state truly moves, once all ranks have agreed on it
         self.entering = False
         self.building: list[int] = []  # builds under way, in which it has not seen yet that they are of no use
+        self.worlds_dropping = 0
+        self.looks_for = (
+            0  # the build for which this newcomer waits for the boundary, also when permission is withdrawn
+        )
         self.ends = False  # once the next world is dropped
         self.cutover: Cutover | None = None
         self.cutover_rank = 0
@@ -213,6 +218,7 @@ class SimRank:
         sim = self.simulation
         match effect:
             case BuildWorld(build=build, order=order):
+                sim.truth.build_begins(self)
                 self.cutover_rank = order.rank_of(self.member)
                 self.rung, self.found = Rung.STOP_AND_COPY, None
                 self.building.append(build)
@@ -229,6 +235,7 @@ class SimRank:
             case CutOver():
                 self._begin_cutover()
             case DropWorld(build=build, beside=beside):
+                self.worlds_dropping += 1
                 slow = beside and sim.chance(0.1)
                 sim.clock.after(SLOW_DROP_S * sim.random.random() if slow else 0.0, self._dropped, build)
             case EndNewcomer():
@@ -299,7 +306,8 @@ class SimRank:
 
     def _look_for_boundary(self) -> None:
         """A newcomer that has permission looks into the store; of a rescue the boundary may be long past."""
-        if not self.alive or self.world is not None or not self.pending.awaits_boundary:
+        self.looks_for = self.pending.build if self.pending.awaits_boundary else self.looks_for
+        if not self.alive or self.world is not None or self.looks_for != self.pending.build:
             return
         sim, order = self.simulation, self._pending_order()
         boundary = sim.store(order).boundary
@@ -315,11 +323,17 @@ class SimRank:
             self.feed(BoundaryFound(build))
 
     def _dropped(self, build: int) -> None:
+        self.worlds_dropping -= 1
         self.feed(Dropped(build))
         if self.ends:
             self.exit()
 
     # Boundaries.
+
+    @property
+    def is_past_boundary(self) -> bool:
+        """Whether it cuts over."""
+        return self.pending.state is PendingState.CUTTING
 
     @property
     def connects(self) -> bool:
@@ -395,11 +409,16 @@ class SimRank:
         )
 
     def break_down(self, reason: Reason) -> None:
+        """The world in which it trains is lost. A handoff that is only prepared is lost with it."""
         if not self.alive:
             return
-        self.stage = RankStage.BROKEN
-        self.reason = reason
-        self.say()
+        pending = self.pending.order
+        if self.cutover is None and pending is not None:
+            self._say_stage(pending, RankStage.ABORTED, reason)
+        else:
+            self.feed(RankEnds())
+            self.stage, self.reason = RankStage.BROKEN, reason
+            self.say()
         self.exit()
 
     def exit(self) -> None:
@@ -431,6 +450,8 @@ class SimRank:
     def _begin_cutover(self) -> None:
         sim, order, boundary = self.simulation, self._pending_order(), self.found
         assert boundary is not None
+        if self.world is None:
+            sim.truth.newcomer_goes(self)
         sim.truth.boundary_passed(self, order, dropped=boundary.dropped)
         self.stage, self.reason = RankStage.CUTTING_OVER, None
         self.cutover_version, self.partial = boundary.version, boundary.dropped

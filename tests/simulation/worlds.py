@@ -21,7 +21,7 @@ LEASE_AGAIN_S = 0.2
 JOIN_TIMEOUT_S = 15.0
 SHOW_S, SETTLE_S = 0.03, 0.02
 """How far ranks are apart at a boundary: when they show their words, and when they learn the outcome."""
-LATE_S, LATE_SHARE = 4.0, 0.02
+LATE_S, LATE_SHARE = 1.5, 0.15
 """Now and then one comes late to the boundary, for example since it writes a checkpoint."""
 CONNECT_S = 3.0
 Then = Callable[["list[SimRank]", Agreement | None], None]
@@ -154,6 +154,8 @@ class SimWorld:
         left.remove(rank)
         if rank.alive:
             rank.boundary_over(agreement, dropped=dropped)
+            if _cuts_over(agreement) and rank.alive and not rank.is_past_boundary:
+                self.simulation.truth.stays(rank)
         if left or (not _cuts_over(agreement) and self._met() is None):
             return
         then(ranks, agreement)
