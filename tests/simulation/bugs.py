@@ -492,7 +492,7 @@ REQUIRED = {
     ),
     "step beside a world that was heard": Bug(patches=((starts, "lease_for", _the_lease_all_the_same),)),
     "checkpoint of a fenced world": Bug(
-        patches=((checkpoints, "may_publish", _always), (checkpoint_files, "is_replaced_by", _never))
+        patches=((checkpoints, "may_publish", _always), (checkpoint_files, "is_replaced_by", _never)), first_seed=900
     ),
     "checkpoint that began before a handoff and a start": Bug(
         patches=((checkpoint_files, "is_replaced_by", _never),), first_seed=1100
@@ -505,12 +505,12 @@ MORE = {
     "promise released before the rank has dropped": Bug(Machines(participant=ReleasesBeforeTheRankHas)),
     "deadline ignored": Bug(Machines(participant=NeverGivesUp), first_seed=500),
     "amended before the tags are gone": Bug(Machines(proposer=AmendsBeforeTheTagsAreGone)),
-    "tag said to be gone too early": Bug(Machines(participant=SaysTooEarlyThatItsTagIsGone), first_seed=2500),
+    "tag said to be gone too early": Bug(Machines(participant=SaysTooEarlyThatItsTagIsGone), first_seed=100),
     "own wish believed": Bug(Machines(cutover=BelievesItsOwnWish)),
     "own vote followed": Bug(Machines(cutover=FollowsItsVote)),
     "leaver leaves early": Bug(Machines(cutover=LeavesEarly)),
     "dropped step applied": Bug(Machines(cutover=AppliesWhatWasDropped), first_seed=300),
-    "dropped step handed over": Bug(Machines(cutover=GoesWithoutGradients)),
+    "dropped step handed over": Bug(Machines(cutover=GoesWithoutGradients), first_seed=300),
     "leaver released before the vote": Bug(Machines(cutover=ReleasesBeforeTheVote)),
     "vote without the share": Bug(Machines(cutover=VotesWithoutItsShare), first_seed=800),
     "old world after the release": Bug(Machines(cutover=GoesBackAfterTheRelease), first_seed=400),
