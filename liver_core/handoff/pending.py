@@ -52,8 +52,8 @@ from liver_core.handoff.pending_events import (
 from liver_core.handoff.ready_tag import NOTHING_WANTED, Agreement, BoundaryPhase, pack, ready_tag
 from liver_core.layout import Member
 
-ABORTS_MAX = 64
-"""Aborts of handoffs that have not come here, so many are kept."""
+OVER_MAX = 64
+"""Handoffs that were aborted here, or before they came: so many are remembered, with the reason."""
 
 
 class PendingState(StrEnum):
@@ -93,7 +93,7 @@ class Pending:
         self._permission: tuple[str, int] | None = None
         self._found_boundary = False
         self._abort: Reason | None = None
-        self._aborts: OrderedDict[str, Reason] = OrderedDict()
+        self._over: OrderedDict[str, Reason] = OrderedDict()
         self._shown = False
         self._report_due = False
         self._later: Order | None = None
@@ -228,8 +228,13 @@ class Pending:
         return self._begin(order)
 
     def _begin(self, order: Order) -> PendingEffects:
-        self.order, self.state, self.world = order, PendingState.BUILDING, None
-        self._abort = self._aborts.pop(order.handoff_id, None)
+        dropping, over = self._dropping, self._over.get(order.handoff_id)
+        if dropping is not None and dropping.order.handoff_id == order.handoff_id:
+            dropping.order = order  # A newer revision that crossed the abort: it ends with the same report.
+            return ()
+        self.order = order
+        if over is not None:
+            return self._fail_build(over)
         if self._permission is not None and self._permission[0] != order.handoff_id:
             self._permission = None
         return self._build_next(gives_way=None)
@@ -299,10 +304,14 @@ class Pending:
         if self.order is not None and self.order.handoff_id == handoff_id:
             return self._note_abort(reason)
         if self.dropping is None or self.dropping.handoff_id != handoff_id:
-            self._aborts[handoff_id] = reason
-            while len(self._aborts) > ABORTS_MAX:
-                self._aborts.popitem(last=False)
+            self._note_over(handoff_id, reason)
         return ()
+
+    def _note_over(self, handoff_id: str, reason: Reason) -> None:
+        """An order for this handoff may still come: one that crossed the report of its end, or its abort."""
+        self._over[handoff_id] = reason
+        while len(self._over) > OVER_MAX:
+            self._over.popitem(last=False)
 
     def _note_abort(self, reason: Reason) -> PendingEffects:
         """The tag goes at once, and the world between two steps. What is agreed stays agreed."""
@@ -340,6 +349,7 @@ class Pending:
         """Nothing is built, and nothing will be. What an older revision built gives way all the same."""
         order, older = self.order, self._gives_way
         assert order is not None
+        self._note_over(order.handoff_id, reason)
         said: PendingEffects = (Say(order, RankStage.ABORTED, reason, self.build),)
         if older is not None:
             self._dropping = _Dropping(older, order, reason)
@@ -371,7 +381,7 @@ class Pending:
         return () if later is None or self.order is None else self._amend(self.order, later)
 
     def _on_boundary_found(self, build: int) -> PendingEffects:
-        """A newcomer goes when it has permission too. If it was taken back after the others had agreed, it comes again."""
+        """A newcomer goes when it has permission too. If it was taken back after the others agreed, it comes again."""
         if build != self.build or not self._is_built:
             return ()
         self._found_boundary = True
@@ -411,6 +421,7 @@ class Pending:
 
     def _drop(self, reason: Reason, *, beside: bool) -> PendingEffects:
         assert self.order is not None
+        self._note_over(self.order.handoff_id, reason)
         self._dropping = _Dropping(self.build, self.order, reason)
         self._forget()
         return (DropWorld(self.build, reason, beside),)

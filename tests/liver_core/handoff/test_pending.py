@@ -214,13 +214,24 @@ def test_an_abort_while_it_builds_ends_the_build_with_the_reason_of_the_abort():
 
 def test_an_abort_that_comes_before_its_order_ends_it():
     rank = survivor(Aborted(H1, WHY))
-    assert feed(rank, OrderCame(FIRST))[-1] == Say(FIRST, RankStage.ABORTED, WHY, 1)
-    assert feed(rank, OrderCame(order(handoff_id=H2)))[-1] == BuildWorld(2, order(handoff_id=H2))
+    assert feed(rank, OrderCame(FIRST)) == (Say(FIRST, RankStage.ABORTED, WHY, 0),)
+    assert feed(rank, OrderCame(order(handoff_id=H2)))[-1] == BuildWorld(1, order(handoff_id=H2))
+
+
+def test_a_newer_revision_that_crosses_the_report_of_the_end_begins_nothing():
+    """The participant has let go of the handoff, so that nobody would ever abort it."""
+    rank = survivor(OrderCame(FIRST), BuildFailed(1, WHY))
+    assert feed(rank, OrderCame(NEARER)) == (Say(NEARER, RankStage.ABORTED, WHY, 1),)
+    assert rank.state is PendingState.IDLE
+    rank = built()
+    feed(rank, Aborted(H1, WHY), BetweenSteps())
+    assert feed(rank, OrderCame(NEARER)) == ()
+    assert feed(rank, Dropped(1)) == (Say(NEARER, RankStage.ABORTED, WHY, 1),)
 
 
 def test_aborts_of_handoffs_that_never_come_are_bounded():
     rank = survivor(*(Aborted(f"h{number}", WHY) for number in range(1000)))
-    assert len(rank._aborts) == 64
+    assert len(rank._over) == 64
 
 
 def test_the_next_handoff_is_built_once_the_older_world_is_dropped():
@@ -372,6 +383,8 @@ class Walk:
 
     def take(self, event: PendingEvent, now: float = 1.0) -> None:
         was_idle = self.rank.order is None
+        if isinstance(event, OrderCame) and (dropping := self.rank.dropping) is not None:
+            was_idle = was_idle and dropping.handoff_id != event.order.handoff_id
         effects = self.rank.handle(event, now)
         self.begun += was_idle and isinstance(event, OrderCame | Entered) and self.rank.state is not PendingState.ENDED
         for effect in effects:
