@@ -182,7 +182,7 @@ class Worker:
             return self._await_prepare()
         # Nobody trains who could be disturbed: every rank of a first world goes as soon as all of them are there.
         assert self.loop is not None
-        self.loop.requests.permit(first.handoff_id, first.plan_revision)
+        self.loop.permit(first.handoff_id, first.plan_revision)
         return first
 
     def _await_prepare(self) -> Order:
@@ -212,7 +212,7 @@ class Worker:
                 if self.spec.order.source is not None and (loop is None or not self.first_prepare):
                     os._exit(0)  # A newcomer that has built nothing yet.
                 if loop is not None:
-                    loop.requests.abort(str(command.handoff_id), command.reason)
+                    loop.abort(str(command.handoff_id), command.reason)
             case rank.Retire():
                 if loop is not None:
                     loop.requests.retire(str(command.handoff_id))

@@ -117,9 +117,7 @@ class RankLoop:
         )
         self._reporter = StageReporter(listener)
         self._stage = self._reporter.stage
-        self.pending = PendingHandoff(
-            member, self.requests, self._reporter, self._preparation, lambda: self.active is not None, self.deaths
-        )
+        self.pending = PendingHandoff(member, self.requests, self._reporter, self._preparation, self.deaths)
         self.decided: tuple[str, Decision] = ("", Decision.UNDECIDED)
         self._switched = False
         self._step_began = 0.0
@@ -130,10 +128,8 @@ class RankLoop:
     @property
     def handoff_id(self) -> str | None:
         """The handoff that this rank prepares, waits for, cuts over, drops, or keeps the old world for."""
-        for part in (self.following, self.preparation, self.pending.dropping, self.retirement):
-            if part is not None:
-                return part.handoff_id if isinstance(part, Retirement) else part.request.handoff_id
-        return None
+        pending, retirement = self.pending.handoff_id, self.retirement
+        return pending if pending is not None or retirement is None else retirement.handoff_id
 
     @property
     def following(self) -> NextWorld | None:
@@ -159,6 +155,10 @@ class RankLoop:
     def withdraw(self, handoff_id: str) -> None:
         """Stop showing the ready tag. Has no effect if the boundary was agreed first."""
         self.pending.withdraw(handoff_id)
+
+    def abort(self, handoff_id: str, reason: Reason) -> None:
+        """Drop the next world. Has no effect if the boundary was agreed first."""
+        self.pending.abort(handoff_id, reason)
 
     def peer_died(self, death: PeerDeath) -> None:
         """An agent says that a rank of one of this rank's worlds is dead: end what waits for it on the device."""
@@ -483,17 +483,16 @@ class RankLoop:
         if stream is not None and not stream.attached:
             stream.attach(self.progress.step, self.timings.steps, since=self._step_began)
 
-    def _preparation(self, request: Order) -> Preparation:
-        # Looks up the abort by handoff id, so an abort that comes before the preparation begins ends it too.
-        preparation = (RescuePreparation if request.rescues else Preparation)(
+    def _preparation(self, request: Order, build: int) -> Preparation:
+        return (RescuePreparation if request.rescues else Preparation)(
             request,
             self.member,
             self.job,
             self.active,
             self.settings,
-            aborted=lambda: request.handoff_id in self.requests.aborts,
-            streaming=lambda: self.pending.report_stage(preparation, RankStage.STREAMING),
+            aborted=partial(self.pending.is_useless, build),
+            superseded=partial(self.pending.is_superseded, build),
+            streaming=partial(self.pending.streams_now, build),
             probe=self.probe,
             check_peers=self.deaths.check,
         )
-        return preparation

@@ -198,7 +198,7 @@ def model_nccl(listener: PipeListener, recorder: Recorder, member: Member) -> An
         loop = recorder.loop
         main = sys._current_frames()[threading.main_thread().ident or 0]
         waits = any(frame.f_code is NcclGroups.connect.__code__ for frame, _ in traceback.walk_stack(main))
-        listener.send("communicator", loop.progress.step, loop.pending._cutting, waits)
+        listener.send("communicator", loop.progress.step, loop.pending.is_cutting_over, waits)
 
     return TrainsOn(f"GPU-{member}", torch.device("cpu"), ModelNccl(looks))
 

@@ -140,9 +140,6 @@ class SimAgent:
             case SetReadyTag(handoff_id=handoff_id, plan_revision=revision, tag=tag):
                 self._command("permit", handoff_id, revision, tag)
             case ClearReadyTag(handoff_id=handoff_id):
-                if self.rank is not None and sim.chance(0.2):
-                    # It has shown its tag at a boundary to which others come late: the outcome is its answer.
-                    self.rank.commands_until = sim.clock.now + 4.0 * sim.random.random()
                 self._command("withdraw", handoff_id)
             case AbortRank(handoff_id=handoff_id, reason=reason):
                 if not self._command("abort", handoff_id, reason):

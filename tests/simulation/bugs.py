@@ -51,7 +51,10 @@ from liver_core.handoff.participant_events import (
     StartRank,
     Tick,
 )
+from liver_core.handoff.pending import Pending, PendingState
+from liver_core.handoff.pending_events import PendingEffects
 from liver_core.handoff.proposer_events import PersistProposal, ProposerEffect, ProposerEvent
+from liver_core.handoff.ready_tag import Agreement
 from liver_core.handoff.tally import Tally
 from liver_core.layout import Member
 from liver_core.state import checkpoint_files
@@ -330,6 +333,70 @@ class StartsBeforeItPersists(Participant):
         return tuple(reversed(effects)) if started else effects
 
 
+class ForgetsAnAbortWhileItBuilds(Pending):
+    """Only a world that is built is dropped."""
+
+    def _on_aborted(self, handoff_id: str, reason: Reason) -> PendingEffects:
+        return () if self.state is PendingState.BUILDING else super()._on_aborted(handoff_id, reason)
+
+
+class ShowsWithoutPermission(Pending):
+    """Whoever has built shows that it is ready."""
+
+    @property
+    def is_permitted(self) -> bool:
+        return self.order is not None
+
+
+class AbortsBesideTheBoundary(Pending):
+    """An abort counts though all may be agreeing on the tag."""
+
+    def _on_boundary(self, agreement: Agreement | None) -> PendingEffects:
+        return super()._on_boundary(None if self._abort is not None else agreement)
+
+
+class AnswersBesideTheBoundary(Pending):
+    """The tag is said to be gone while a boundary still shows it."""
+
+    def _on_withdrawn(self, handoff_id: str) -> PendingEffects:
+        shown, self._shown = self._shown, False
+        effects = super()._on_withdrawn(handoff_id)
+        self._shown = shown
+        return effects
+
+
+class WithdrawsBesideTheBoundary(Pending):
+    """A withdrawal counts though all may be agreeing on the tag."""
+
+    def _on_boundary(self, agreement: Agreement | None) -> PendingEffects:
+        return super()._on_boundary(agreement if self.is_permitted else None)
+
+
+class ForgetsTheLaterRevision(Pending):
+    """What had to wait for the end of a boundary is not taken up."""
+
+    def _amend_later(self) -> PendingEffects:
+        self._later = None
+        return ()
+
+
+class GoesWithoutPermission(Pending):
+    """A newcomer that finds the boundary in the store cuts over, whatever its agent has said."""
+
+    def _on_boundary_found(self, build: int) -> PendingEffects:
+        effects = super()._on_boundary_found(build)
+        return effects or (self._cut_over() if self._found_boundary and self._is_built else ())
+
+
+class ShowsWhatIsNotBuilt(Pending):
+    """Permission for the older revision stays when another target is built."""
+
+    def _amend(self, current: Order, order: Order) -> PendingEffects:
+        effects = super()._amend(current, order)
+        self._permission = (order.handoff_id, order.plan_revision)
+        return effects
+
+
 def _any_start_of_mine(order: Order, record: ParticipantRecord, member: Member, job_id: str) -> bool:
     return member in order.target.members and order.generation >= record.highest_generation
 
@@ -425,10 +492,10 @@ REQUIRED = {
     ),
     "step beside a world that was heard": Bug(patches=((starts, "lease_for", _the_lease_all_the_same),)),
     "checkpoint of a fenced world": Bug(
-        patches=((checkpoints, "may_publish", _always), (checkpoint_files, "is_replaced_by", _never))
+        patches=((checkpoints, "may_publish", _always), (checkpoint_files, "is_replaced_by", _never)), first_seed=900
     ),
     "checkpoint that began before a handoff and a start": Bug(
-        patches=((checkpoint_files, "is_replaced_by", _never),), first_seed=3700
+        patches=((checkpoint_files, "is_replaced_by", _never),), first_seed=1100
     ),
     "handoff numbered into a newer start": Bug(patches=((proposer, "next_handoff", _whatever_was_heard),)),
 }
@@ -438,15 +505,15 @@ MORE = {
     "promise released before the rank has dropped": Bug(Machines(participant=ReleasesBeforeTheRankHas)),
     "deadline ignored": Bug(Machines(participant=NeverGivesUp), first_seed=500),
     "amended before the tags are gone": Bug(Machines(proposer=AmendsBeforeTheTagsAreGone)),
-    "tag said to be gone too early": Bug(Machines(participant=SaysTooEarlyThatItsTagIsGone), first_seed=2500),
+    "tag said to be gone too early": Bug(Machines(participant=SaysTooEarlyThatItsTagIsGone), first_seed=100),
     "own wish believed": Bug(Machines(cutover=BelievesItsOwnWish)),
     "own vote followed": Bug(Machines(cutover=FollowsItsVote)),
     "leaver leaves early": Bug(Machines(cutover=LeavesEarly)),
     "dropped step applied": Bug(Machines(cutover=AppliesWhatWasDropped), first_seed=300),
-    "dropped step handed over": Bug(Machines(cutover=GoesWithoutGradients)),
+    "dropped step handed over": Bug(Machines(cutover=GoesWithoutGradients), first_seed=300),
     "leaver released before the vote": Bug(Machines(cutover=ReleasesBeforeTheVote)),
-    "vote without the share": Bug(Machines(cutover=VotesWithoutItsShare), first_seed=300),
-    "old world after the release": Bug(Machines(cutover=GoesBackAfterTheRelease), first_seed=6700),
+    "vote without the share": Bug(Machines(cutover=VotesWithoutItsShare), first_seed=800),
+    "old world after the release": Bug(Machines(cutover=GoesBackAfterTheRelease), first_seed=400),
     "deadline cuts off the building": Bug(Machines(cutover=WaitsNoLongerThanForTheDecision)),
     "no answer taken for no": Bug(Machines(cutover=StepsInTheSourceWhenLate)),
     "next rung taken in silence": Bug(Machines(participant=FallsSilently)),
@@ -460,4 +527,14 @@ MORE = {
     "lease though the job may start elsewhere": Bug(patches=((starts, "may_go_on", _always),)),
     "retired before all are active": Bug(patches=((Tally, "all_switched", _one_has_switched),)),
 }
-BUGS = REQUIRED | MORE
+PENDING = {
+    "abort forgotten while it builds": Bug(Machines(pending=ForgetsAnAbortWhileItBuilds)),
+    "tag shown without permission": Bug(Machines(pending=ShowsWithoutPermission)),
+    "aborted beside the boundary": Bug(Machines(pending=AbortsBesideTheBoundary)),
+    "answered beside the boundary": Bug(Machines(pending=AnswersBesideTheBoundary), first_seed=900),
+    "withdrawn beside the boundary": Bug(Machines(pending=WithdrawsBesideTheBoundary)),
+    "later revision forgotten": Bug(Machines(pending=ForgetsTheLaterRevision)),
+    "newcomer goes without permission": Bug(Machines(pending=GoesWithoutPermission), first_seed=700),
+    "permission kept for another target": Bug(Machines(pending=ShowsWhatIsNotBuilt)),
+}
+BUGS = REQUIRED | MORE | PENDING

@@ -14,8 +14,9 @@ from liver_core.handoff.participant_events import RankStage
 from liver_core.state import checkpoint_files
 
 if TYPE_CHECKING:
-    from tests.simulation.ranks import SimRank, SimWorld
+    from tests.simulation.ranks import SimRank
     from tests.simulation.simulation import Simulation
+    from tests.simulation.worlds import SimWorld
 
 AGAIN_S = 0.2
 USUAL_S, SLOW_S = 1.0, 25.0

@@ -52,7 +52,9 @@ class Convergence:
         if not self._counts(rank, number):
             return
         if sim.takes_fault("stream aborts", rank.member):
-            rank._drop(Reason("a tile could not be read", "stream", rank.cutover_rank, "decoder.layers.0/master"))
+            rank.stream_breaks(
+                Reason("a tile could not be read", "stream", rank.cutover_rank, "decoder.layers.0/master")
+            )
         elif sim.takes_fault("stream fails", rank.member):
             text = Reason("the certificate differs", "stream", rank.cutover_rank, "decoder.layers.0/master")
             self._write(rank, number, Rung.STOP_AND_COPY, text)
@@ -87,4 +89,4 @@ class Convergence:
 
     def _counts(self, rank: SimRank, number: int) -> bool:
         """Whether the rank still streams for this revision."""
-        return rank.alive and rank.build_number == number and rank.stage is RankStage.STREAMING
+        return rank.alive and number in rank.building and rank.stage is RankStage.STREAMING

@@ -13,6 +13,8 @@ from liver_core.handoff.participant_events import (
     RankReported,
     RankStage,
 )
+from liver_core.handoff.pending import PendingState
+from liver_core.handoff.pending_events import PendingEvent
 from liver_core.handoff.proposer import ProposerState
 from liver_core.handoff.proposer_events import ProposerEvent
 
@@ -36,6 +38,9 @@ class Coverage:
 
     def proposer(self, state: ProposerState, event: ProposerEvent) -> None:
         self.pairs["proposer", state, event.__class__.__name__] += 1
+
+    def pending(self, state: PendingState, event: PendingEvent) -> None:
+        self.pairs["pending", state, event.__class__.__name__] += 1
 
     def cutover(self, state: CutoverState, event: CutoverEvent) -> None:
         self.pairs["cutover", state, event.__class__.__name__] += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from liver_core.layout import Member
@@ -89,6 +89,7 @@ class Plan:
     link: Link = Link()
     parts: int = 1  # of a step, between which it can be dropped
     slow_s: float = 0.0  # longer than usual, to build a world
+    connects: bool = False  # the ranks of a next world make communicators of GPUs at a boundary
 
 
 def draw_plan(random: Random, builds: Random) -> Plan:
@@ -120,7 +121,9 @@ def draw_plan(random: Random, builds: Random) -> Plan:
         faults += (Fault(ANOTHER_NOTICE, "ready", 0.5 * random.random(), random.choice(members), 1.0),)
     # Some worlds are built for so long that a notice leaves time for a rescue only.
     slow_s = 5.0 + 6.0 * builds.random() if builds.random() < 0.15 else 0.0
-    return Plan(members, first, step_s, deadline_s, network, tuple(intents), faults, chaos_s, link, parts, slow_s)
+    connects = builds.random() < 0.3
+    plan = Plan(members, first, step_s, deadline_s, network, tuple(intents), faults, chaos_s, link, parts, slow_s)
+    return replace(plan, connects=connects)
 
 
 def _link(random: Random) -> Link:

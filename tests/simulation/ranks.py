@@ -1,4 +1,5 @@
-"""Simulated rank processes and the worlds they step in: real boundary all-reduce semantics, no tensors. Pure.
+"""Simulated rank processes. What one does between an order and the boundary is decided by the product's `Pending`, and
+in the pause by its `Cutover`; this is their host. Pure.
 
 The training state is one number per version (`Truth.value`); what a target reads from a source is that number.
 """
@@ -8,25 +9,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, assert_never
 
-from liver_core.handoff import (
-    Agreement,
-    BoundaryPhase,
-    Cutover,
-    Decision,
-    HandoffId,
-    Order,
-    Reason,
-    Rung,
-    agreed,
-    boundary_pair,
-    drop_word,
-    pack,
-)
+from liver_core.handoff import Cutover, Decision, HandoffId, Order, Reason, Rung
 from liver_core.handoff.cutover import (
     ApplyStepInSource,
     ApplyStepInTarget,
-    BarrierFailed,
-    BarrierPassed,
     BoundaryAgreed,
     BuildTarget,
     CertificateCompared,
@@ -47,125 +33,48 @@ from liver_core.handoff.cutover import (
     Tick,
 )
 from liver_core.handoff.participant_events import RankReported, RankStage
-from liver_core.handoff.ready_tag import NOTHING_WANTED
-from liver_core.layout import Member, Roster
-from tests.simulation.truth import CHECKPOINT_EVERY, voters
+from liver_core.handoff.pending import PendingState
+from liver_core.handoff.pending_events import (
+    Aborted,
+    Amend,
+    BetweenSteps,
+    BoundaryFound,
+    BoundaryMissed,
+    BoundaryOver,
+    BuildFailed,
+    BuildWorld,
+    Built,
+    BuiltWorld,
+    Connect,
+    Connected,
+    CutOver,
+    CutoverEnded,
+    Dropped,
+    DropWorld,
+    EndNewcomer,
+    Entered,
+    OrderCame,
+    PendingEffect,
+    PendingEvent,
+    Permitted,
+    RankEnds,
+    Say,
+    StreamBegan,
+    Warn,
+    Withdrawn,
+)
+from liver_core.handoff.ready_tag import Agreement
+from liver_core.layout import Member
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
+    from tests.simulation.worlds import SimWorld
 
-COLLECTIVE_TIMEOUT_S = 3.0
-LEASE_AGAIN_S = 0.2
-JOIN_TIMEOUT_S = 15.0
 _BUILDING = (RankStage.PREPARING, RankStage.STREAMING, RankStage.PREPARED, RankStage.READY)
-
-
-class SimWorld:
-    """The ranks of one generation in lock step: nobody passes a boundary that not all have reached."""
-
-    def __init__(self, simulation: Simulation, roster: Roster, era: int) -> None:
-        self.simulation = simulation
-        self.roster = roster
-        self.generation = roster.generation
-        self.era = era
-        self.at_boundary: dict[Member, SimRank] = {}
-        self.dead = False
-        self.steps = 0
-        self.begun = 0  # steps that all ranks began; those that were dropped too
-
-    def join(self, rank: SimRank) -> None:
-        """A rank goes on to the next step; the boundary comes when all have."""
-        if self.dead:
-            self.simulation.clock.after(COLLECTIVE_TIMEOUT_S, rank.break_down, self.lost_peer(rank))
-            return
-        if not self.at_boundary:
-            self.simulation.clock.after(JOIN_TIMEOUT_S, self._give_up, self.steps)
-        self.at_boundary[rank.member] = rank
-        if len(self.at_boundary) == len(self.roster.members):
-            self.simulation.note(f"generation {self.generation} trains at version {rank.version}")
-            self._begin_step()
-
-    def _begin_step(self) -> None:
-        self.begun += 1
-        self._do_part(1, self.begun)
-
-    def _do_part(self, part: int, step: int) -> None:
-        parts = self.simulation.plan.parts
-        following = self.boundary if part == parts else self._between_parts
-        arguments = () if part == parts else (part, step)
-        self.simulation.clock.after(self.simulation.step_s / parts, following, *arguments)
-
-    def _between_parts(self, part: int, step: int) -> None:
-        """No gradient is whole: only a step that all want to drop ends here."""
-        assert step == self.begun
-        ranks = self._met()
-        if ranks is None:
-            return
-        agreement = self._agreed([rank.word_between_parts() for rank in ranks])
-        if agreement is None:
-            self._do_part(part + 1, step)
-            return
-        assert agreement.phase is BoundaryPhase.DROP
-        self.simulation.note(f"step of generation {self.generation} dropped at version {ranks[0].version}")
-        self._hand_over(ranks, dropped=True)
-
-    def boundary(self) -> None:
-        """After the gradients are reduced, before the step."""
-        ranks = self._met()
-        if ranks is None:
-            return
-        self.steps += 1
-        agreement = self._agreed([rank.word() for rank in ranks])
-        if agreement is not None and agreement.phase is BoundaryPhase.READY:
-            self.simulation.note(f"boundary of generation {self.generation} agreed at version {ranks[0].version}")
-            self._hand_over(ranks, dropped=False)
-            return
-        self._apply(ranks)
-
-    def _apply(self, ranks: list[SimRank]) -> None:
-        """The step, as soon as any rank holds a step lease."""
-        if not any(rank.has_lease for rank in ranks):
-            self.simulation.clock.after(LEASE_AGAIN_S, self._apply_later)
-            return
-        for rank in ranks:
-            rank.apply_step(self)
-        if self.steps % CHECKPOINT_EVERY == 0:
-            self.simulation.checkpoints.begin(self, ranks)
-        self._begin_step()
-
-    def _apply_later(self) -> None:
-        ranks = self._met()
-        if ranks is not None:
-            self._apply(ranks)
-
-    def _met(self) -> list[SimRank] | None:
-        """All ranks, in a collective of all; None where one is gone."""
-        ranks = [self.at_boundary[member] for member in self.roster.members]
-        if self.dead or any(not rank.alive or rank.world is not self for rank in ranks):
-            self.collapse()
-            return None
-        return ranks
-
-    def _agreed(self, words: list[int]) -> Agreement | None:
-        pairs = [boundary_pair(word) for word in words]
-        return agreed(min(pair[0] for pair in pairs), -min(pair[1] for pair in pairs))
-
-    def _hand_over(self, ranks: list[SimRank], *, dropped: bool) -> None:
-        self.at_boundary = {}
-        self.simulation.cutover_begins(ranks, dropped=dropped)
-
-    def collapse(self) -> None:
-        """A peer is gone: the collective fails on whoever is in it."""
-        self.dead = True
-        for rank in self.at_boundary.values():
-            self.simulation.clock.after(COLLECTIVE_TIMEOUT_S, rank.break_down, self.lost_peer(rank))
-
-    def lost_peer(self, rank: SimRank) -> Reason:
-        return Reason(f"a collective of generation {self.generation} failed", "train", self.roster.rank_of(rank.member))
-
-    def _give_up(self, steps: int) -> None:
-        if not self.dead and self.steps == steps and 0 < len(self.at_boundary) < len(self.roster.members):
-            self.collapse()
+SLOW_DROP_S, POLL_S, IMPORT_S = 4.0, 0.3, 0.3
+CUTTING_OVER_DELAY_S = 0.25
+RESERVE_S = 4.0
+"""What a cutover at the end of a step would take, for whether the step is dropped."""
 
 
 class SimRank:
@@ -178,22 +87,28 @@ class SimRank:
         self.world: SimWorld | None = None
         self.version = 0
         self.value = 1
-        self.order: Order | None = None
-        self.stage = RankStage.TRAINING
-        self.build_number = 0
-        self.rung = Rung.STOP_AND_COPY  # how the state truly moves, once all ranks have agreed on it
-        self.tag = 0
+        self.pending = simulation.machines.pending(member, trains=False)
+        self.order: Order | None = None  # of the newest handoff, also when that is over
+        self.stage = RankStage.TRAINING  # of that handoff, as reported
         self.reason: Reason | None = None
+        self.rung = Rung.STOP_AND_COPY  # how the state truly moves, once all ranks have agreed on it
+        self.entering = False
+        self.building: list[int] = []  # builds under way, in which it has not seen yet that they are of no use
+        self.worlds_dropping = 0
+        self.looks_for = (
+            0  # the build for which this newcomer waits for the boundary, also when permission is withdrawn
+        )
+        self.ends = False  # once the next world is dropped
         self.cutover: Cutover | None = None
         self.cutover_rank = 0
         self.cutover_version = 0
-        self.agreed = False  # in the boundary that was agreed; a moment later it cuts over
-        self.early: BoundaryAgreed | None = None  # by the sources, before this newcomer was permitted
+        self.found: BoundaryAgreed | None = None  # the boundary that this rank cuts over at
         self.partial = False  # the step was dropped, so that its gradients are not whole
         self.held_version = -1
         self.held_value = -1
         self.decision_read = Decision.UNDECIDED
         self.decision = Decision.UNDECIDED  # of the last handoff, as reported
+        self.is_cutting_untold = False
         self.redoing = False
         self.belongs_to = 1  # the generation that its agent takes it for
         self.leased_until = math.inf
@@ -203,118 +118,43 @@ class SimRank:
     def __str__(self) -> str:
         return f"rank on {self.member}"
 
+    @property
+    def build_number(self) -> int:
+        """Of the newest build."""
+        return self.pending.build
+
+    def trains_in(self, world: SimWorld) -> None:
+        """This process has had a world from the beginning."""
+        self.world = world
+        self.pending = self.simulation.machines.pending(self.member, trains=True)
+
     # Commands of the agent.
 
     def prepare(self, order: Order) -> None:
         self._hello_now_and_then()
-        held = self.order
-        same = held is not None and held.handoff_id == order.handoff_id
-        if same and held is not None and held.plan_revision == order.plan_revision:
-            self.say()
+        if self.world is not None and order.generation <= self.world.generation:
             return
         self.simulation.truth.rank_prepares(self, order)
-        if self.stage is RankStage.CUTTING_OVER:
-            self.say()
-            return
-        if same and held is not None and held.target_revision == order.target_revision and self.stage in _BUILDING:
-            # Only the deadline is nearer: what was built and has arrived is kept.
-            self.order, self.tag = order, 0
-            self.say()
-            return
-        self.order = order
-        self.stage = RankStage.PREPARING
-        self.rung = Rung.STOP_AND_COPY
-        self.tag = 0
-        self.reason = None
-        self.decision = self.decision_read = Decision.UNDECIDED
-        self.cutover = None
-        self.early = None
-        self.build_number += 1
-        sim = self.simulation
-        needs_s = sim.connect_s(self.member) if order.rung is Rung.RESCUE else sim.build_s(self.member)
-        sim.clock.after(needs_s, self._built, self.build_number)
-        self.say()
+        if self.world is None and not self.entering:
+            self.entering, self.order = True, order
+            self.simulation.clock.after(IMPORT_S * self.simulation.random.random(), self._enter, order)
+        else:
+            self.feed(OrderCame(order))
 
-    def _built(self, number: int) -> None:
-        if not self.alive or number != self.build_number or self.order is None or self.stage is not RankStage.PREPARING:
-            return
-        sim, order = self.simulation, self.order
-        rank = order.target.rank_of(self.member)
-        if rank is None and order.source is not None:
-            rank = order.source.rank_of(self.member)
-        self.cutover_rank = rank or 0
-        if sim.takes_fault("build fails", self.member):
-            self._drop(Reason("the build failed", "build", self.cutover_rank))
-            return
-        if self.world is None:
-            waits_s = order.boundary_by(self.member) + 1.0 - sim.agents[self.member].skew_s - sim.clock.now
-            sim.clock.after(max(0.05, waits_s), self._waited_in_vain, number)
-        if not order.takes_over:
-            self.held_version = int(order.checkpoint)
-            sim.checkpoints.announced.append(order.generation)
-        if order.takes_over and order.rung.streams:
-            self.stage = RankStage.STREAMING
-            self.say()
-            sim.convergence(order).enter(self)
-            return
-        self.stage = RankStage.PREPARED
-        self.say()
-
-    def _waited_in_vain(self, number: int) -> None:
-        """A newcomer ends by itself when no boundary is agreed before the deadline."""
-        if self.alive and number == self.build_number and self.stage in _BUILDING:
-            self._drop(Reason("no boundary was agreed before the deadline", "ready", self.cutover_rank))
-
-    def streamed(self, verdict: Rung, reason: Reason | None) -> None:
-        """All ranks have agreed how the state moves: it is certified, or it is copied at the boundary after all."""
-        self.rung, self.reason = verdict, reason
-        self.stage = RankStage.PREPARED
-        self.say()
+    def _enter(self, order: Order) -> None:
+        self.feed(Entered(order))
 
     def permit(self, handoff_id: HandoffId, plan_revision: int, tag: int) -> None:
-        order = self.order
-        if order is None or order.handoff_id != handoff_id or order.plan_revision != plan_revision:
-            return
-        if self.stage not in (RankStage.PREPARED, RankStage.READY):
-            self.say()
-            return
-        self.tag = tag
-        self.stage = RankStage.READY
-        self.say()
-        if not order.takes_over:
-            self.begin_cutover(BoundaryAgreed(self.held_version))
-        elif self.early is not None:
-            self.begin_cutover(self.early)
-        elif order.rung is Rung.RESCUE and self.world is None:
-            # Nobody waited for this newcomer: the boundary may be long past.
-            boundary = self.simulation.store(order).boundary
-            if boundary is not None:
-                self.begin_cutover(boundary)
+        self.feed(Permitted(handoff_id, plan_revision))
+        self._look_for_boundary()
 
     def withdraw(self, handoff_id: HandoffId) -> None:
-        if self.agreed:
-            return  # Tag and boundary are under one lock: the answer is that it cuts over.
-        if self.order is not None and self.order.handoff_id == handoff_id and self.stage is RankStage.READY:
-            self.tag = 0
-            self.stage = RankStage.PREPARED
-        self.say()
+        self.feed(Withdrawn(handoff_id))
 
     def abort(self, handoff_id: HandoffId, reason: Reason) -> None:
-        if self.order is None or self.order.handoff_id != handoff_id:
-            self.simulation.rank_says(self, RankReported(handoff_id, self.generation, RankStage.ABORTED, reason=reason))
-        elif self.agreed:
-            pass
-        elif self.stage in _BUILDING:
-            # The tag goes at once; dropping a world may take seconds, in which g trains on.
-            self.tag = 0
-            slow_s = 4.0 * self.simulation.random.random() if self.simulation.chance(0.1) else 0.0
-            self.simulation.clock.after(slow_s, self._dropped, self.order, reason)
-        else:
-            self.say()
-
-    def _dropped(self, order: Order, reason: Reason) -> None:
-        if self.alive and self.order is order and self.stage in _BUILDING:
-            self._drop(reason)
+        self.feed(Aborted(handoff_id, reason))
+        if self.world is None:
+            self.simulation.clock.after(0.01, self.feed, BetweenSteps())
 
     def retire(self, handoff_id: HandoffId) -> None:
         """What the older world held may be freed; from now on this rank just trains."""
@@ -348,6 +188,188 @@ class SimRank:
             return
         self.say()
 
+    # The pending handoff.
+
+    def feed(self, event: PendingEvent) -> None:
+        """Have the machine take it, and carry out what follows."""
+        if not self.alive:
+            return
+        sim = self.simulation
+        before = self.pending.state
+        effects = self.pending.handle(event, sim.agents[self.member].now)
+        sim.coverage.pending(before, event)
+        if self.pending.order is not None:
+            self._take_order(self.pending.order)
+        for effect in effects:
+            self._carry_out_pending(effect)
+        for build in [each for each in self.building if self.pending.is_useless(each)]:
+            self.building.remove(build)  # It looks now and then whether there is any use in going on.
+            sim.clock.after(POLL_S * sim.random.random(), self._end_build, build)
+
+    def _take_order(self, order: Order) -> None:
+        held, self.order = self.order, order
+        if held is not None and held.handoff_id == order.handoff_id:
+            return
+        self.reason, self.rung, self.found = None, Rung.STOP_AND_COPY, None
+        self.decision = self.decision_read = Decision.UNDECIDED
+        self.cutover = None
+
+    def _carry_out_pending(self, effect: PendingEffect) -> None:
+        sim = self.simulation
+        match effect:
+            case BuildWorld(build=build, order=order):
+                sim.truth.build_begins(self)
+                self.cutover_rank = order.rank_of(self.member)
+                self.rung, self.found = Rung.STOP_AND_COPY, None
+                self.building.append(build)
+                needs_s = sim.connect_s(self.member) if order.rung is Rung.RESCUE else sim.build_s(self.member)
+                sim.clock.after(needs_s, self._build_over, build)
+            case Amend():
+                self.found = None
+            case Say(order=order, stage=stage, reason=reason):
+                self._say_stage(order, stage, reason)
+            case Connect(build=build):
+                sim.connecting(self._pending_order()).enter(self, build)
+                if self.cutover_rank == 0:
+                    sim.connects_now(self._pending_order())
+            case CutOver():
+                self._begin_cutover()
+            case DropWorld(build=build, beside=beside):
+                self.worlds_dropping += 1
+                slow = beside and sim.chance(0.1)
+                sim.clock.after(SLOW_DROP_S * sim.random.random() if slow else 0.0, self._dropped, build)
+            case EndNewcomer():
+                self.ends = True
+                if self.pending.dropping is None:
+                    self.exit()
+            case Warn(text=text):
+                sim.note(f"{self}: {text}")
+            case _:
+                assert_never(effect)
+
+    def _pending_order(self) -> Order:
+        assert self.pending.order is not None
+        return self.pending.order
+
+    def _say_stage(self, order: Order, stage: RankStage, reason: Reason | None) -> None:
+        if self.order is None or order.handoff_id == self.order.handoff_id:
+            self.order, self.stage, self.reason = order, stage, reason
+            self.say()
+            return
+        report = RankReported(order.handoff_id, self.generation, stage, Decision.UNDECIDED, reason, order.plan_revision)
+        self.simulation.rank_says(self, report)
+
+    def _end_build(self, build: int) -> None:
+        self.feed(BuildFailed(build, Reason("aborted", "prepare", self.cutover_rank)))
+
+    def _build_over(self, build: int) -> None:
+        if not self.alive or build not in self.building:
+            return
+        sim, felt, order = self.simulation, self.cutover_rank, self._pending_order()
+        if sim.takes_fault("build fails", self.member):
+            self.building.remove(build)
+            self.feed(BuildFailed(build, Reason("the build failed", "build", felt)))
+        elif order.takes_over and order.rung.streams:
+            self.feed(StreamBegan(build))
+            sim.convergence(order).enter(self)
+        else:
+            self._built(build, None)
+
+    def streamed(self, verdict: Rung, reason: Reason | None) -> None:
+        """All ranks have agreed how the state moves: it is certified, or it is copied at the boundary after all."""
+        self.rung = verdict
+        self._built(self.pending.build, reason)
+
+    def stream_breaks(self, reason: Reason) -> None:
+        """The build fails while the state streams."""
+        self.building.remove(self.pending.build)
+        self.feed(BuildFailed(self.pending.build, reason))
+
+    def _built(self, build: int, fell: Reason | None) -> None:
+        self.building.remove(build)
+        sim, order = self.simulation, self._pending_order()
+        if not order.takes_over:
+            self.held_version = int(order.checkpoint)
+            sim.checkpoints.announced.append(order.generation)
+        lacks = sim.plan.connects and order.takes_over and order.rung is not Rung.RESCUE
+        self.feed(Built(build, BuiltWorld(streams=self.rung.streams, lacks_communicators=lacks, fell=fell)))
+        if self.world is None:
+            waits_s = order.boundary_by(self.member) - sim.agents[self.member].now
+            sim.clock.after(max(0.05, waits_s + 0.01), self._time_is_over, build)
+
+    def _time_is_over(self, build: int) -> None:
+        """A newcomer ends by itself when no permission came before the deadline, or no boundary."""
+        self.feed(Tick())
+        if self.world is None and self.pending.awaits_boundary:
+            reason = Reason("no boundary was agreed before the deadline", "ready", self.cutover_rank)
+            self.feed(BoundaryMissed(build, reason))
+
+    def _look_for_boundary(self) -> None:
+        """A newcomer that has permission looks into the store; of a rescue the boundary may be long past."""
+        self.looks_for = self.pending.build if self.pending.awaits_boundary else self.looks_for
+        if not self.alive or self.world is not None or self.looks_for != self.pending.build:
+            return
+        sim, order = self.simulation, self._pending_order()
+        boundary = sim.store(order).boundary
+        if not order.takes_over:
+            self.boundary_found(self.pending.build, BoundaryAgreed(self.held_version))
+        elif boundary is not None and sim.store(order).reaches(self):
+            sim.clock.after(0.05 + 0.3 * sim.random.random(), self.boundary_found, self.pending.build, boundary)
+
+    def boundary_found(self, build: int, boundary: BoundaryAgreed) -> None:
+        """What a newcomer has waited for is in the store."""
+        if self.alive and self.world is None and build == self.pending.build and self.cutover is None:
+            self.found = boundary
+            self.feed(BoundaryFound(build))
+
+    def _dropped(self, build: int) -> None:
+        self.worlds_dropping -= 1
+        self.feed(Dropped(build))
+        if self.ends:
+            self.exit()
+
+    # Boundaries.
+
+    @property
+    def is_past_boundary(self) -> bool:
+        """Whether it cuts over."""
+        return self.pending.state is PendingState.CUTTING
+
+    @property
+    def connects(self) -> bool:
+        """Whether it makes communicators now, and does not train."""
+        return self.pending.state is PendingState.CONNECTING
+
+    def connected(self, build: int, problem: Reason | None) -> None:
+        """It has made them, or sees that it cannot; the first answer counts."""
+        lacks = self.pending.world is not None and self.pending.world.lacks_communicators
+        if not self.alive or build != self.pending.build or not lacks or (self.world is not None and not self.connects):
+            return
+        if self.world is None and problem is not None:
+            self.feed(BoundaryMissed(build, problem))
+            return
+        self.feed(Connected(build, problem))
+        if self.world is None:
+            self._look_for_boundary()
+        else:
+            self.maintain()
+            self.world.go_on()
+
+    def maintain(self) -> None:
+        """Between two steps, or two parts of one."""
+        self.feed(BetweenSteps())
+
+    def word(self) -> int:
+        return self.pending.show()
+
+    def word_between_parts(self, left_s: float) -> int:
+        return self.pending.show_between_parts(left_s + RESERVE_S, self.simulation.agents[self.member].now)
+
+    def boundary_over(self, agreement: Agreement | None, *, dropped: bool) -> None:
+        """It learns what all ranks of its world have agreed on."""
+        self.found = BoundaryAgreed(self.version, dropped)
+        self.feed(BoundaryOver(agreement))
+
     # A rank that the service starts.
 
     @property
@@ -357,7 +379,8 @@ class SimRank:
 
     def begin_training(self, world: SimWorld, version: int) -> None:
         """All ranks of the start have loaded the checkpoint."""
-        self.world, self.version = world, version
+        self.trains_in(world)
+        self.version = version
         self.value = self.simulation.truth.value(version)
         self.say()
         world.join(self)
@@ -369,28 +392,33 @@ class SimRank:
         return 0 if self.world is None else self.world.generation
 
     def say(self) -> None:
+        if self.is_cutting_untold:
+            self.is_cutting_untold = False
+            stage, self.stage = self.stage, RankStage.CUTTING_OVER
+            self._say_now()
+            self.stage = stage
+            if stage is RankStage.CUTTING_OVER:
+                return
+        self._say_now()
+
+    def _say_now(self) -> None:
         handoff_id = HandoffId("") if self.order is None else self.order.handoff_id
         revision = None if self.order is None else self.order.plan_revision
         self.simulation.rank_says(
             self, RankReported(handoff_id, self.generation, self.stage, self.decision, self.reason, revision)
         )
 
-    def _drop(self, reason: Reason) -> None:
-        """The target world is gone here; a newcomer ends with it."""
-        self.stage = RankStage.ABORTED
-        self.tag = 0
-        self.cutover = None
-        self.reason = reason
-        self.say()
-        if self.world is None:
-            self.exit()
-
     def break_down(self, reason: Reason) -> None:
+        """The world in which it trains is lost. A handoff that is only prepared is lost with it."""
         if not self.alive:
             return
-        self.stage = RankStage.BROKEN
-        self.reason = reason
-        self.say()
+        pending = self.pending.order
+        if self.cutover is None and pending is not None:
+            self._say_stage(pending, RankStage.ABORTED, reason)
+        else:
+            self.feed(RankEnds())
+            self.stage, self.reason = RankStage.BROKEN, reason
+            self.say()
         self.exit()
 
     def exit(self) -> None:
@@ -403,13 +431,6 @@ class SimRank:
         """Whether anything of this handoff is still prepared or undecided here."""
         held = self.stage in (*_BUILDING, RankStage.CUTTING_OVER)
         return held and self.order is not None and self.order.handoff_id == handoff_id
-
-    def word(self) -> int:
-        return pack(self.tag, BoundaryPhase.READY) if self.tag else NOTHING_WANTED
-
-    def word_between_parts(self) -> int:
-        drops = self.order is not None and self.order.rung is Rung.DROP_STEP
-        return drop_word(self.word()) if drops else NOTHING_WANTED
 
     def apply_step(self, world: SimWorld, *, at_cutover: bool = False) -> None:
         """One optimizer step in `world`. One that is handed over needs no step lease."""
@@ -426,24 +447,24 @@ class SimRank:
 
     # The cutover.
 
-    def begin_cutover(self, boundary: BoundaryAgreed) -> None:
-        """The boundary was agreed (or, for a newcomer, the store said so)."""
-        self.agreed = False
-        if not self.alive or self.stage not in (RankStage.PREPARED, RankStage.READY):
-            return
-        sim, order = self.simulation, self.order
-        assert order is not None
-        if self.stage is RankStage.PREPARED:
-            self.early = boundary  # A newcomer goes when its own permission has come.
-            return
+    def _begin_cutover(self) -> None:
+        sim, order, boundary = self.simulation, self._pending_order(), self.found
+        assert boundary is not None
+        if self.world is None:
+            sim.truth.newcomer_goes(self)
         sim.truth.boundary_passed(self, order, dropped=boundary.dropped)
-        self.stage = RankStage.CUTTING_OVER
-        self.reason = None
+        self.stage, self.reason = RankStage.CUTTING_OVER, None
         self.cutover_version, self.partial = boundary.version, boundary.dropped
-        self.say()
+        self.is_cutting_untold = True
+        sim.clock.after(CUTTING_OVER_DELAY_S, self._say_cutting_over)
+        in_source = order.takes_over and order.source is not None and self.member in order.source.members
+        if in_source and order.source is not None:
+            sim.store(order).version = boundary.version
+            if order.source.rank_of(self.member) == 0:
+                sim.boundary_posted(order, boundary)
         self.cutover = sim.machines.cutover(
             rank=self.cutover_rank,
-            in_source=order.takes_over and order.source is not None and self.member in order.source.members,
+            in_source=in_source,
             in_target=self.member in order.target.members,
             deadlines=order.cutover,
             boundary=boundary,
@@ -453,6 +474,11 @@ class SimRank:
         for effect in self.cutover.begin():
             self._carry_out(effect)
         self.cutover_tick_later()
+
+    def _say_cutting_over(self) -> None:
+        """As in the product, it is told late, or just before whatever else is told."""
+        if self.alive and self.is_cutting_untold:
+            self.say()
 
     def answer(self, machine: Cutover | None, event: CutoverEvent) -> None:
         """What `machine` asked for; an answer to the machine of an older handoff finds nobody."""
@@ -610,7 +636,7 @@ class SimRank:
         self.version, self.value = self.held_version, self.held_value
         self.world = sim.world_of(order)
         self.belongs_to = order.generation
-        self.tag = 0
+        self.feed(CutoverEnded())
         self.redoing, self.reason = redo is not None, redo
         if self.redoing:
             self.partial = False
@@ -630,7 +656,8 @@ class SimRank:
         assert order is not None and self.world is not None
         sim.truth.step_after_boundary(self, order.handoff_id, sim.store(order).record, in_target=False)
         self.decision = self.decision_read
-        self._drop(reason)
+        self.cutover = None
+        self.feed(CutoverEnded(reason, beside=True))
         if redo:
             self.partial = False
         else:
@@ -641,54 +668,11 @@ class SimRank:
         assert self.order is not None
         self.simulation.truth.left(self, self.order.handoff_id)
         self.decision = self.decision_read
-        self.stage = RankStage.LEFT if self.decision.goes else RankStage.ABORTED
-        self.reason = reason
+        if not self.decision.goes:
+            self.cutover = None
+            self.feed(CutoverEnded(reason))
+            self.ends = True
+            return
+        self.stage, self.reason = RankStage.LEFT, reason
         self.say()
         self.exit()
-
-
-class Barrier:
-    """The MIN over the target world of one handoff, or over the survivors; each rank may see it fail on its own."""
-
-    def __init__(self, simulation: Simulation, order: Order) -> None:
-        self.simulation = simulation
-        self.order = order
-        self.levels: dict[Member, Level] = {}
-        self.ranks: dict[Member, SimRank] = {}
-        self.machines: dict[Member, Cutover | None] = {}
-        self.members = voters(order)
-
-    def count_in(self, rank: SimRank) -> None:
-        """The part of a rank that holds everything is here, but the result does not reach it."""
-        self.levels[rank.member] = Level.EVERYTHING
-        self._complete()
-
-    def enter(self, rank: SimRank, level: Level, until: float) -> None:
-        if rank.member in self.levels:
-            self.simulation.clock.after(0.1, self._timed_out, rank)
-            return
-        self.levels[rank.member] = level
-        self.ranks[rank.member] = rank
-        self.machines[rank.member] = rank.cutover
-        clock = self.simulation.clock
-        clock.after(max(0.0, until - clock.now), self._timed_out, rank)
-        self._complete()
-
-    def _complete(self) -> None:
-        if len(self.levels) < len(self.members):
-            return
-        clock, level = self.simulation.clock, min(self.levels.values())
-        for peer in self.ranks.values():
-            if self.simulation.takes_fault("barrier fails", peer.member):
-                clock.after(0.1, self._timed_out, peer)
-            else:
-                delay_s = 0.01 + 0.2 * self.simulation.random.random()
-                if self.order.rung is Rung.RESCUE and self.simulation.chance(0.1):
-                    delay_s += 3.0 * self.simulation.random.random()  # It votes through the store, which may be slow.
-                clock.after(delay_s, peer.answer, self.machines[peer.member], BarrierPassed(level))
-
-    def _timed_out(self, rank: SimRank) -> None:
-        missing = [member for member in self.members if member not in self.levels]
-        name = f"{missing[0]} did not come" if missing else "the collective failed"
-        event = BarrierFailed(Reason(name, "barrier", rank.cutover_rank))
-        rank.answer(self.machines.get(rank.member, rank.cutover), event)

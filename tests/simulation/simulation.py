@@ -29,10 +29,12 @@ from liver_core.handoff import (
 )
 from liver_core.handoff.cutover import BoundaryAgreed
 from liver_core.handoff.participant_events import RankReported
+from liver_core.handoff.pending import Pending
 from liver_core.handoff.proposer import ProposerState
 from liver_core.handoff.proposer_events import Amend, Cancel, Open
 from liver_core.layout import Member, ParallelLayout, Roster
 from tests.simulation.agents import ProposerHost, SimAgent, is_bound
+from tests.simulation.barrier import Barrier
 from tests.simulation.building import Building
 from tests.simulation.checkpoints import Checkpoints
 from tests.simulation.clock import Clock
@@ -41,10 +43,11 @@ from tests.simulation.coverage import Coverage
 from tests.simulation.listing import Listing
 from tests.simulation.network import Network
 from tests.simulation.plans import LEAD, SERVICE, Fault, Intent, Plan, draw_plan
-from tests.simulation.ranks import Barrier, SimRank, SimWorld
+from tests.simulation.ranks import SimRank
 from tests.simulation.starts import Starts
 from tests.simulation.store import SimStore
 from tests.simulation.truth import CHECKPOINT_EVERY, NOT_BEGUN, Truth, Violation
+from tests.simulation.worlds import Connecting, SimWorld
 
 CUTOVER_DEADLINES = CutoverDeadlines(target_s=3.0, source_s=4.5, store_s=8.0, build_s=20.0)
 REST_WITHIN_S = 260.0
@@ -60,6 +63,7 @@ class Machines:
     proposer: type[Proposer] = Proposer
     participant: type[Participant] = Participant
     cutover: type[Cutover] = Cutover
+    pending: type[Pending] = Pending
 
 
 class Simulation:
@@ -85,6 +89,7 @@ class Simulation:
         self.barriers: dict[tuple[str, int], Barrier] = {}
         self.convergences: dict[tuple[str, int], Convergence] = {}
         self.buildings: dict[tuple[str, int], Building] = {}
+        self.connectings: dict[tuple[str, int], Connecting] = {}
         self.worlds: dict[int, SimWorld] = {}
         self.armed: list[tuple[str, Member]] = []
         self.waiting_faults = [fault for fault in self.plan.faults if fault.trigger]
@@ -136,7 +141,7 @@ class Simulation:
         self.worlds[roster.generation] = world
         for member in roster.members:
             rank = SimRank(self, member)
-            rank.world = world
+            rank.trains_in(world)
             self.agents[member].rank = rank
             world.join(rank)
 
@@ -205,22 +210,35 @@ class Simulation:
                     held[member] = rank
         return held
 
-    def cutover_begins(self, ranks: list[SimRank], *, dropped: bool) -> None:
-        """All ranks of a world held the same tag: each cuts over, and the store tells the newcomers."""
-        order = ranks[0].order
-        assert order is not None and order.source is not None
-        version = ranks[0].version
-        self.store(order).version = version
-        boundary = self.store(order).boundary = BoundaryAgreed(version, dropped)
-        for rank in ranks:
-            rank.agreed = True
-            self.clock.after(0.02 * self.random.random(), rank.begin_cutover, boundary)
-        for member in order.target.members:
-            newcomer = self.agents[member].rank
-            if newcomer is None or newcomer in ranks or newcomer.order is None:
-                continue
-            if newcomer.order.handoff_id == order.handoff_id:
-                self.clock.after(0.05 + 0.3 * self.random.random(), newcomer.begin_cutover, boundary)
+    def connecting(self, order: Order) -> Connecting:
+        """Where the ranks of this target make their communicators."""
+        key = (order.handoff_id, order.target_revision)
+        if key not in self.connectings:
+            self.connectings[key] = Connecting(self, order)
+        return self.connectings[key]
+
+    def connects_now(self, order: Order) -> None:
+        """The store tells newcomers that the ranks of the source world make communicators now."""
+        for newcomer in self._newcomers(order):
+            if newcomer.pending.awaits_boundary:
+                delay_s = 0.05 + 0.3 * self.random.random()
+                self.clock.after(delay_s, self.connecting(order).enter, newcomer, newcomer.build_number)
+
+    def boundary_posted(self, order: Order, boundary: BoundaryAgreed) -> None:
+        """The store tells newcomers that the boundary is past. Each looks when it has permission."""
+        self.store(order).boundary = boundary
+        for newcomer in self._newcomers(order):
+            delay_s = 0.05 + 0.3 * self.random.random()
+            self.clock.after(delay_s, newcomer._look_for_boundary)
+
+    def _newcomers(self, order: Order) -> list[SimRank]:
+        ranks = [self.agents[member].rank for member in order.target.members]
+        return [
+            rank
+            for rank in ranks
+            if rank is not None and rank.alive and rank.world is None and rank.order is not None
+            if rank.order.handoff_id == order.handoff_id
+        ]
 
     def build_s(self, member: Member) -> float:
         """Seconds until the target world is built on a rank; a stalled one never is."""

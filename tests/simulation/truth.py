@@ -14,8 +14,9 @@ from liver_core.handoff.proposer_events import HandoffEnded, ProposerRecord
 
 if TYPE_CHECKING:
     from liver_core.layout import Member
-    from tests.simulation.ranks import SimRank, SimWorld
+    from tests.simulation.ranks import SimRank
     from tests.simulation.simulation import Simulation
+    from tests.simulation.worlds import SimWorld
 
 CHECKPOINT_EVERY = 5
 NOT_BEGUN = -1
@@ -190,6 +191,8 @@ class Truth:
 
     def boundary_passed(self, rank: SimRank, order: Order, *, dropped: bool) -> None:
         """`rank` learned that the boundary of `order` was agreed."""
+        if (rank.member, order.handoff_id) not in self.permitted:
+            raise Violation(f"boundary without permission: {rank} cuts over in {order.handoff_id}")
         revision = self.revision_at_boundary.setdefault(order.handoff_id, order.plan_revision)
         if revision != order.plan_revision:
             raise Violation(f"amended: {rank} cuts over in revision {order.plan_revision}, others in {revision}")
@@ -202,6 +205,21 @@ class Truth:
             raise Violation(f"mixed: {rank} cuts over at the end of a step that others dropped")
         if rung is not rank.rung:
             raise Violation(f"mixed rungs: {rank} cuts over {rank.rung}, others {rung}")
+
+    def build_begins(self, rank: SimRank) -> None:
+        """`rank` takes memory for a next world: there is room for one."""
+        if rank.worlds_dropping or rank.building:
+            raise Violation(f"memory: {rank} builds a next world while another one has its memory")
+
+    def newcomer_goes(self, rank: SimRank) -> None:
+        """`rank` cuts over to its first world: its participant must be able to say so."""
+        order = rank.pending.order
+        if order is None or rank.pending._permission != (order.handoff_id, order.plan_revision):
+            raise Violation(f"boundary without permission: the newcomer {rank} cuts over")
+
+    def stays(self, rank: SimRank) -> None:
+        """All ranks of its world have agreed to cut over, and `rank` does not."""
+        raise Violation(f"left alone: {rank} trains on, and the others cut over")
 
     def streams(self, rank: SimRank, one_sided: bool) -> None:
         """`rank` begins to stream."""

@@ -268,7 +268,7 @@ def _run_rank(job: JobSpec, world: WorldSpec, rank: int, port: int) -> int:
         loop = RankLoop(
             load_job(**asdict(job)), roster.members[rank], settings, events, last_step=world.last_step, checkpoints=rule
         )
-        loop.requests.permit(order.handoff_id, 1)
+        loop.permit(order.handoff_id, 1)
         ended = loop.run(order)
         events.write("ended", how=ended.how, reason=None if ended.reason is None else str(ended.reason))
     return 0 if ended.how == "finished" else 1

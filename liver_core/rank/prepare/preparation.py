@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from liver_core.handoff.messages import Order, PreparePhase, RankStage, Rung
+from liver_core.handoff.messages import Order, PreparePhase, Rung
 from liver_core.layout import Manifest, Member, ParameterSpec, from_json, to_json
 from liver_core.memory.memory_budget import DEPTH_IN_HOST_MEMORY, DEPTH_LEAST, BudgetRefused, derive
 from liver_core.rank.active_world import ActiveWorld, Verdict, rank_in, source_certificate_plan, target_certificate_plan
@@ -75,9 +75,8 @@ _POLL_S = 0.04
 
 
 class Preparation:
-    """One preparation. `run` ends at its next wait if `aborted` returns True or once it is `superseded`.
-
-    `stage`: PREPARING, STREAMING or PREPARED. `streaming` is called when the state begins to stream.
+    """One preparation. `run` ends at its next wait once `aborted` returns True; if it is `superseded`, those who still
+    build the same are told. `streaming` is called when the state begins to stream.
     `check_peers` raises RuntimeError for a world that is known to have lost a rank."""
 
     def __init__(
@@ -89,6 +88,7 @@ class Preparation:
         settings: PrepareSettings,
         *,
         aborted: Callable[[], bool] = lambda: False,
+        superseded: Callable[[], bool] = lambda: False,
         streaming: Callable[[], None] = lambda: None,
         probe: Callable[[str], None] = lambda point: None,
         check_peers: Callable[[MegatronWorld], None] = lambda world: None,
@@ -101,9 +101,8 @@ class Preparation:
         self.probe = probe
         self.deadline = PROCESS_CLOCK.monotonic_at(request.boundary_by(member))
         self.made: NextWorld | None = None
-        self.stage = RankStage.PREPARING
-        self.superseded = False
         self._abort_requested = aborted
+        self._superseded = superseded
         self._streaming = streaming
         self._check_peers = check_peers
         self._amending = threading.Lock()
@@ -111,7 +110,7 @@ class Preparation:
 
     def aborted(self) -> bool:
         """Whether there is no use in going on."""
-        return self.superseded or self._abort_requested()
+        return self._abort_requested()
 
     def amend(self, request: Order) -> None:
         """A newer plan revision of the same target, with a nearer deadline; from any thread."""
@@ -139,7 +138,7 @@ class Preparation:
 
     def _drop(self) -> None:
         made, self.made = self.made, None
-        if made is not None and self.superseded:
+        if made is not None and self._superseded():
             give_way(made)
         elif made is not None:
             made.drop()

@@ -154,6 +154,9 @@ class StubLoop:
         self.requests = BoundaryRequests()
         self.has_lease: bool | None = None
 
+    def permit(self, handoff_id: str, plan_revision: int) -> None:
+        pass
+
     def run(self, first: Order) -> Ended:
         self.has_lease = self.requests.has_lease()
         return Ended(Ending.STOPPED)
@@ -197,10 +200,7 @@ def test_a_rank_of_a_start_makes_no_step_before_its_agent_has_given_it_a_lease(
     worker, _ = listened_to(order, monkeypatch, tmp_path)
     leased: list[bool] = []
 
-    class Loop:
-        def __init__(self, *_: Any, **__: Any) -> None:
-            self.requests = BoundaryRequests()
-
+    class Loop(StubLoop):
         def run(self, first: Order) -> Ended:
             leased.append(self.requests.has_lease())
             return Ended(Ending.STOPPED)

@@ -1,31 +1,86 @@
-"""A build that fails in the user's code leaves the user's traceback in the rank's log; our own refusals do not."""
+"""The threads of a rank's pending handoff: what each does and waits for. What is decided: test_pending.py."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 from unittest import mock
 
 import pytest
 
-from liver_core.handoff.messages import Order, PreparePhase, RankStage
+from liver_core.handoff import Agreement, BoundaryPhase, ready_tag
+from liver_core.handoff.messages import Order, PreparePhase, RankStage, Reason
 from liver_core.layout import Member
-from tests.liver_core.handoff.samples import order
+from tests.liver_core.handoff.samples import H1, H2, order
 
 pytestmark = pytest.mark.real
+WITHDRAWN = Reason("withdrawn", "abort")
+PATIENCE_S = 5.0
 
 
 class Recorder:
-    def __init__(self) -> None:
-        self.reasons: list[str] = []
-        self.aborted = threading.Event()
+    """Hears what the rank reports; `heard` waits for a stage."""
 
-    def stage(self, request: Order, stage: RankStage, **report: Any) -> None:
-        if stage is RankStage.ABORTED:
-            self.reasons.append(str(report["reason"]))
-            self.aborted.set()
+    def __init__(self) -> None:
+        self.said: list[tuple[str, RankStage, str]] = []
+        self.changed = threading.Condition()
+
+    def stage(self, request: Order, stage: RankStage, *, reason: Reason | None, **report: Any) -> None:
+        with self.changed:
+            self.said.append((request.handoff_id, stage, str(reason)))
+            self.changed.notify_all()
+
+    def heard(self, stage: RankStage, times: int = 1) -> bool:
+        def has() -> bool:
+            return sum(said == stage for _, said, _ in self.said) >= times
+
+        with self.changed:
+            return self.changed.wait_for(has, PATIENCE_S)
+
+    def reasons(self) -> list[str]:
+        return [reason for _, stage, reason in self.said if stage is RankStage.ABORTED]
+
+
+class World(SimpleNamespace):
+    """A next world that takes as long to be dropped as the test says."""
+
+    def __init__(self, request: Order, **parts: Any) -> None:
+        self.may_end = threading.Event()
+        fixed = {"measures": {}, "streams": False, "lacks_communicators": False, "why_it_fell": None, "world": None}
+        super().__init__(request=request, **(fixed | parts))
+
+    def drop(self) -> None:
+        assert self.may_end.wait(2 * PATIENCE_S)
+
+
+class Rank:
+    """A rank that trains; `build` does what its preparations do."""
+
+    def __init__(self, build: Callable[[Order], Any]) -> None:
+        from liver_core.rank.boundary_requests import BoundaryRequests
+        from liver_core.rank.pending_handoff import PendingHandoff
+        from liver_core.rank.reporter import StageReporter
+        from liver_core.worlds.peer_deaths import PeerDeaths
+
+        def make(request: Order, number: int) -> Any:
+            self.began.append(request)
+            return SimpleNamespace(request=request, run=lambda: build(request), deadline=time.monotonic() + PATIENCE_S)
+
+        self.began: list[Order] = []
+        self.listener = Recorder()
+        reporter = StageReporter(cast(Any, self.listener))
+        with mock.patch("liver_core.rank.pending_handoff.expect_quick_answers"):
+            self.pending = PendingHandoff(Member("a", 0), BoundaryRequests(), reporter, make, PeerDeaths(), trains=True)
+
+    def prepared(self) -> Rank:
+        """It has built the next world."""
+        with mock.patch("liver_core.rank.pending_handoff.expect_quick_answers"):
+            self.pending.prepare(order())
+            assert self.listener.heard(RankStage.PREPARED)
+        return self
 
 
 @pytest.mark.parametrize(
@@ -35,142 +90,76 @@ class Recorder:
 def test_a_failure_in_the_users_code_shows_its_traceback(
     caplog: pytest.LogCaptureFixture, phase: PreparePhase, shows: bool
 ):
-    from liver_core.rank.boundary_requests import BoundaryRequests
-    from liver_core.rank.pending_handoff import PendingHandoff
     from liver_core.rank.prepare.preparation import PrepareFailed
-    from liver_core.rank.reporter import StageReporter
-    from liver_core.worlds.peer_deaths import PeerDeaths
 
-    def forget_a_layer() -> None:
-        raise KeyError("layer 7")
+    def forget_a_layer(request: Order) -> None:
+        try:
+            raise KeyError("layer 7")
+        except KeyError as error:
+            raise PrepareFailed(phase, str(error)) from error
 
-    class Preparation:
-        stage, superseded, deadline = RankStage.PREPARING, False, time.monotonic() + 5.0
-
-        def __init__(self, request: Order) -> None:
-            self.request = request
-
-        def run(self) -> None:
-            try:
-                forget_a_layer()
-            except KeyError as error:
-                raise PrepareFailed(phase, str(error)) from error
-
-    listener: Any = Recorder()
-    make: Any = Preparation
-    pending = PendingHandoff(
-        Member("a", 0), BoundaryRequests(), StageReporter(listener), make, lambda: True, PeerDeaths()
-    )
-    pending.prepare(order())
-    assert listener.aborted.wait(5.0)
-    assert phase.replace("_", " ") in listener.reasons[0]
+    rank = Rank(forget_a_layer)
+    rank.pending.prepare(order())
+    assert rank.listener.heard(RankStage.ABORTED)
+    assert phase.replace("_", " ") in rank.listener.reasons()[0]
     assert ("forget_a_layer" in caplog.text) is shows
 
 
 def test_training_does_not_wait_for_a_world_that_is_dropped_and_the_next_handoff_does():
-    from liver_core.handoff.messages import Reason
-    from liver_core.rank.boundary_requests import BoundaryRequests
-    from liver_core.rank.pending_handoff import PendingHandoff
-    from liver_core.rank.reporter import StageReporter
-    from liver_core.worlds.peer_deaths import PeerDeaths
+    worlds: list[World] = []
 
-    may_end, builds = threading.Event(), threading.Event()
+    def build(request: Order) -> World:
+        worlds.append(World(request))
+        return worlds[-1]
 
-    class World:
-        measures: ClassVar[dict[str, float]] = {}
-
-        def __init__(self, request: Order) -> None:
-            self.request = request
-
-        def drop(self) -> None:
-            assert may_end.wait(10.0)
-
-    class Preparation:
-        stage, superseded, deadline = RankStage.PREPARED, False, time.monotonic() + 5.0
-
-        def __init__(self, request: Order) -> None:
-            self.request = request
-
-        def run(self) -> None:
-            builds.set()
-
-    listener, make, requests = Recorder(), Preparation, BoundaryRequests()
-    pending = PendingHandoff(Member("a", 0), requests, StageReporter(listener), make, lambda: True, PeerDeaths())  # type: ignore[arg-type]
-    pending.following = World(order())  # type: ignore[assignment]
-    requests.abort(order().handoff_id, Reason("withdrawn", "abort"))
-    dropping = threading.Thread(target=pending.maintain, daemon=True)
-    dropping.start()
-    dropping.join(5.0)
-    assert not dropping.is_alive(), "training waits for the world to be dropped"
-    assert pending.following is None
-    assert not listener.reasons, "aborted is said before everything is dropped"
-    pending.prepare(order())
-    assert not builds.wait(0.2), "two next worlds take memory at once"
-    may_end.set()
-    assert listener.aborted.wait(5.0) and "withdrawn" in listener.reasons[0]
-    assert builds.wait(5.0)
+    rank = Rank(build).prepared()
+    rank.pending.abort(H1, WITHDRAWN)
+    training = threading.Thread(target=rank.pending.maintain, daemon=True)
+    training.start()
+    training.join(PATIENCE_S)
+    assert not training.is_alive(), "training waits for the world to be dropped"
+    assert rank.pending.following is None
+    assert not rank.listener.reasons(), "aborted is said before everything is dropped"
+    assert rank.pending.handoff_id == H1
+    rank.pending.prepare(order(handoff_id=H2))
+    assert len(rank.began) == 1, "two next worlds take memory at once"
+    worlds[0].may_end.set()
+    assert rank.listener.heard(RankStage.ABORTED) and "withdrawn" in rank.listener.reasons()[0]
+    assert rank.listener.heard(RankStage.PREPARING, times=2) and len(rank.began) == 2
 
 
 def test_a_rank_that_ends_reports_why_a_handoff_was_aborted_although_its_world_is_still_being_dropped():
     """The reason is the first cause of what comes next: without it only what the other ranks felt would be known."""
-    from liver_core.handoff.messages import Reason
-    from liver_core.rank.boundary_requests import BoundaryRequests
-    from liver_core.rank.pending_handoff import PendingHandoff
-    from liver_core.rank.reporter import StageReporter
-    from liver_core.worlds.peer_deaths import PeerDeaths
-
-    may_end, ended = threading.Event(), threading.Event()
-
-    class World:
-        request = order()
-        measures: ClassVar[dict[str, float]] = {}
-
-        def drop(self) -> None:
-            assert may_end.wait(10.0)
-            ended.set()
-
-    listener: Any = Recorder()
-    unused: Any = None
-    pending = PendingHandoff(
-        Member("a", 0), BoundaryRequests(), StageReporter(listener), unused, lambda: True, PeerDeaths()
-    )
-    pending.following = World()  # type: ignore[assignment]
-    pending.drop_beside_training(Reason("a source is gone", "read"))
-    assert listener.reasons == []
-    pending.report_drop()
-    assert listener.reasons == ["read: a source is gone"]
-    may_end.set()
-    assert ended.wait(5.0)
-    pending.report_drop()
-    assert len(listener.reasons) == 1
+    rank = Rank(World).prepared()
+    world = rank.pending.following
+    rank.pending.permit(H1, 1)
+    rank.pending.word()
+    assert rank.pending.settle(Agreement(BoundaryPhase.READY, ready_tag(H1, 1))) is world
+    rank.pending.drop_beside_training(Reason("a source is gone", "read"))
+    assert rank.listener.reasons() == []
+    rank.pending.report_drop()
+    assert rank.listener.reasons() == ["read: a source is gone"]
+    cast(Any, world).may_end.set()
 
 
 def test_the_limit_for_communicators_does_not_run_while_the_step_before_them_is_validated():
-    from liver_core.handoff import Agreement, BoundaryPhase, ready_tag
-    from liver_core.rank.boundary_requests import BoundaryRequests
     from liver_core.rank.next_world import NextWorld
-    from liver_core.rank.pending_handoff import PendingHandoff
-    from liver_core.rank.reporter import StageReporter
-    from liver_core.worlds.peer_deaths import PeerDeaths
 
     ran_s: list[float] = []
 
-    class World:
-        request, source_rank, connect_s, lacks_communicators = order(), 1, 20.0, True
-        measures: ClassVar[dict[str, float]] = {}
-        world = SimpleNamespace(
-            roster=order().target, nccl=SimpleNamespace(connect=lambda _, since: ran_s.append(time.monotonic() - since))
-        )
+    class Connects(World):
         connect: Any = NextWorld.connect
 
-    listener, unused = Recorder(), cast(Any, None)
-    pending = PendingHandoff(
-        Member("a", 0), BoundaryRequests(), StageReporter(cast(Any, listener)), unused, lambda: True, PeerDeaths()
-    )
-    pending.following = cast(Any, World())
-    agreed = Agreement(BoundaryPhase.CONNECT, ready_tag(order().handoff_id, order().plan_revision))
-    assert pending.settle(agreed) is None
+    def build(request: Order) -> World:
+        nccl = SimpleNamespace(connect=lambda _, since: ran_s.append(time.monotonic() - since))
+        world = SimpleNamespace(roster=order().target, nccl=nccl)
+        return Connects(request, source_rank=1, connect_s=20.0, lacks_communicators=True, world=world)
+
+    rank = Rank(build).prepared()
+    rank.pending.permit(H1, 1)
+    rank.pending.word()
+    assert rank.pending.settle(Agreement(BoundaryPhase.CONNECT, ready_tag(H1, 1))) is None
     agreed_at = time.monotonic()
     with mock.patch.object(time, "monotonic", lambda: agreed_at + 60.0):  # It was validated, or waited for its lease.
-        pending.maintain()
+        rank.pending.maintain()
     assert ran_s == [0.0]
