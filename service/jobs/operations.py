@@ -121,17 +121,19 @@ def submit_job(session: Session, job_file: JobFile, *, now: datetime) -> JobRow:
 
 
 def _check_path_is_free(session: Session, job_file: JobFile) -> None:
-    """Raises 422 if another job that has not ended has this checkpoint.path: each would remove what the other one
-    writes."""
-    if job_file.checkpoint is None:
-        return
-    path = normpath(job_file.checkpoint.path)
-    session.execute(select(func.pg_advisory_xact_lock(LOCK_PATHS, func.hashtext(path))))
+    """Raises 422 if another job that has not ended has this checkpoint.path."""
+    if job_file.checkpoint is not None and (other := _who_writes_to(session, job_file.checkpoint.path)):
+        rule = f"must be a path of its own: job {other}, which has not ended, writes its checkpoints there"
+        raise invalid(FieldProblem(field="checkpoint.path", rule=rule))
+
+
+def _who_writes_to(session: Session, path: str) -> str | None:
+    """The job that has not ended and has this checkpoint.path, if any: two would remove what the other one writes."""
+    wanted = normpath(path)
+    session.execute(select(func.pg_advisory_xact_lock(LOCK_PATHS, func.hashtext(wanted))))
     used = JobRow.spec["checkpoint"]["path"].as_string()
-    for job_id, other in session.execute(select(JobRow.job_id, used).where(JobRow.state.not_in(ENDED))):
-        if other is not None and normpath(other) == path:
-            rule = f"must be a path of its own: job {job_id}, which has not ended, writes its checkpoints there"
-            raise invalid(FieldProblem(field="checkpoint.path", rule=rule))
+    paths = session.execute(select(JobRow.job_id, used).where(JobRow.state.not_in(ENDED)))
+    return next((job_id for job_id, other in paths if other is not None and normpath(other) == wanted), None)
 
 
 def request_stop(session: Session, job_id: str, *, now: datetime) -> JobRow:
@@ -204,6 +206,9 @@ def resume_job(
         raise conflict(f"job {job_id} has no checkpoint to continue from; submit it again to start from its beginning")
     last = steps or int(job.spec["stop"]["steps"])
     _check_that_steps_are_left(job_id, checkpoint, last, "give more steps")
+    rule = job.spec.get("checkpoint")
+    if rule is not None and (other := _who_writes_to(session, rule["path"])):
+        raise conflict(f"job {job_id} cannot be resumed: job {other}, which has not ended, writes to {rule['path']}")
     if goes_back:
         go_back(job, checkpoint.step)
     job.spec = {**job.spec, "stop": {"steps": last}}

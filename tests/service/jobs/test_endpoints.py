@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 
 from liver_core.layout import ParallelLayout
 from service.jobs.operations import activate, add_generation, lock_job, new_birth
-from service.jobs.tables import JobRow, JobStepRow, SourceKind
+from service.jobs.tables import CheckpointRow, JobRow, JobStepRow, SourceKind
 from tests.service.fake_agent import JOB, another_job, roster
 
 
@@ -30,9 +30,13 @@ def test_a_checkpoint_path_of_another_job_that_has_not_ended_is_refused_by_field
     assert answer.status_code == 422
     rule = f"must be a path of its own: job {first}, which has not ended, writes its checkpoints there"
     assert answer.json()["errors"] == [{"field": "checkpoint.path", "rule": rule}]
+    written = {"job_id": first, "path": "/data/a/step-000000010", "generation": 1, "step": 10}
     with context.sessions.begin() as session:
         session.get_one(JobRow, first).state = "failed"
+        session.add(CheckpointRow(**written, finished_at=context.clock(), size_bytes=None, seconds=None))
     assert submit("/data/a").status_code == 201
+    resumed = client.post(f"/api/v1/jobs/{first}/resume", json={"steps": 100_000})
+    assert resumed.status_code == 409 and "which has not ended, writes to /data/a" in resumed.text
 
 
 def test_secrets_in_a_job_file_are_hidden_from_who_reads_the_job_and_references_are_shown(client, database):
