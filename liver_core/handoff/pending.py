@@ -1,17 +1,8 @@
 """What a rank does between an order and the boundary at which all ranks agree on it: build, show the ready tag, make
 communicators, cut over or drop. The rank process hosts it.
 
-Pure, sans-IO: `handle(event, now)` returns what to do next. `now` is UTC seconds. At most one handoff is pending.
-
-Invariants:
-
-- The ready tag is shown only for a world that is built, of the revision that has permission.
-- From `show` to BoundaryOver all ranks may be agreeing on the tag. In between nothing changes what it stands for: a
-  newer revision waits, and the answer to a withdrawal is the outcome of that boundary.
-- Once a boundary is agreed, no permission, withdrawal, revision or abort changes what this rank does next.
-- A rank makes communicators whenever the boundary agreed on that, since the others wait for it, and drops afterwards.
-- At most one next world takes memory: a build starts only when the older one has given way and nothing is dropped.
-- Each handoff that began here ends with one report: aborted here, or what the cutover reports.
+Pure, sans-IO: `handle(event, now)` returns what to do next. `now` is UTC seconds. At most one handoff is pending. What
+must hold, and the checks for it: README.md, "What a rank keeps to".
 """
 
 from collections import OrderedDict

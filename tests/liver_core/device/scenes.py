@@ -11,6 +11,7 @@ import torch
 
 from liver_core.certificate import MASK, CertificatePlan
 from liver_core.device.threads import background
+from liver_core.handoff.pending_events import Built
 from liver_core.layout import Box, ResidentBox
 from liver_core.rank import next_world, pending_handoff
 from liver_core.rank.cutover import source_side
@@ -273,10 +274,16 @@ def preparation(device: LateDevice) -> None:
     """The main thread finds what the preparing thread has queued."""
     region = torch.zeros(N)
     device.finish()
-    prepared: Any = SimpleNamespace(run=lambda: region.fill_(8.0), request=SimpleNamespace(store=None))
-    pending: Any = SimpleNamespace(report_stage=lambda *_: None)
+    made = SimpleNamespace(streams=False, lacks_communicators=False, why_it_fell=None)
+
+    def run() -> Any:
+        region.fill_(8.0)
+        return made
+
+    prepared: Any = SimpleNamespace(run=run, request=SimpleNamespace(store=None))
+    pending: Any = SimpleNamespace(_worlds={})
     with device.own(CPU), mock.patch.object(pending_handoff, "expect_quick_answers", lambda store: None):
-        assert PendingHandoff._build(pending, prepared)[1] is None
+        assert isinstance(PendingHandoff._build(pending, 1, prepared), Built)
     other = torch.zeros(N)
     other.copy_(region)
     device.finish()
