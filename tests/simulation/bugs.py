@@ -534,7 +534,7 @@ PENDING = {
     "answered beside the boundary": Bug(Machines(pending=AnswersBesideTheBoundary), first_seed=900),
     "withdrawn beside the boundary": Bug(Machines(pending=WithdrawsBesideTheBoundary)),
     "later revision forgotten": Bug(Machines(pending=ForgetsTheLaterRevision)),
-    "newcomer goes without permission": Bug(Machines(pending=GoesWithoutPermission), first_seed=700),
+    "newcomer goes without permission": Bug(Machines(pending=GoesWithoutPermission), first_seed=1100),
     "permission kept for another target": Bug(Machines(pending=ShowsWhatIsNotBuilt)),
 }
 BUGS = REQUIRED | MORE | PENDING
