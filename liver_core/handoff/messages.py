@@ -308,10 +308,9 @@ class LaterCheckpoints:
 class Order:
     """The whole wanted state of one participant.
 
-    `source` is the roster of the parent generation, None only when the job has no world yet. On the checkpoint rung the
-    source is given up, not read: its members end their ranks, so that two worlds can never step side by side, and every
-    target loads `checkpoint` (empty: the job starts from its first step), pinned here so that all load the same. A
-    start prefers one of `later`, which rank 0 chooses for all.
+    `source` is the roster of the parent generation. A start of the service has none: every rank loads `checkpoint`
+    (empty: the job starts from its first step), pinned here so that all load the same, or one of `later`, which rank 0
+    chooses for all.
     `target_revision` is the plan revision in which target and rung became what they are: while it stays, a newer
     revision only brings the deadline nearer, and a rank keeps what it has built and received. `deadline_utc` and
     `issued_at` are seconds since 1970, UTC; after `deadline_utc` a participant that has not reached the boundary aborts

@@ -126,8 +126,6 @@ class Participant(RecordKeeper):
             case Phase.PREPARE:
                 return self._on_newer_prepare(order, now)
             case Phase.PERMIT if self.state is ParticipantState.READY and order.plan_revision == promise.plan_revision:
-                if not order.takes_over and self.member not in order.target.members:
-                    return self._end(Stage.LEFT, self._because("permit", "this member is not in the target world"), now)
                 permitted = replace(promise, phase=Phase.PERMIT)
                 self.state, self._tag_heard = ParticipantState.PERMITTED, False
                 assert self.record.order is not None
@@ -165,8 +163,6 @@ class Participant(RecordKeeper):
     def _take_revision(self, order: Order, now: float) -> Effects:
         promise = Promise(order.handoff_id, order.generation, order.plan_revision, Phase.PREPARE)
         persist = self._persist(promise=promise, order=order)
-        if self.state is ParticipantState.STOPPING:
-            return (persist, self._report(now))
         self._fallback = None
         self.state = ParticipantState.PREPARING
         return (persist, PrepareRank(order), self._report(now))
@@ -188,13 +184,6 @@ class Participant(RecordKeeper):
         return (persist, *retire, *self._set_out(order, now))
 
     def _set_out(self, order: Order, now: float) -> Effects:
-        """If the old world is not taken over, end its rank first. Then build."""
-        if not order.takes_over and self.record.active is not None:
-            self.state = ParticipantState.STOPPING
-            return (StopRank(self._because("prepare", "a restart replaces its world")), self._report(now))
-        if self.member not in order.target.members and not order.takes_over:
-            self.state = ParticipantState.READY  # Its rank has ended and it builds nothing: its part is done.
-            return (self._report(now),)
         self.state = ParticipantState.PREPARING
         return (PrepareRank(order), self._report(now))
 
@@ -206,19 +195,15 @@ class Participant(RecordKeeper):
         return (self._persist(highest_generation=order.generation), self._refuse(order, reason, now))
 
     def _abort(self, reason: Reason, now: float) -> Effects:
-        match self.state:
-            case ParticipantState.STOPPING:
-                return self._end(Stage.ABORTED, reason, now)
-            case _ if self.state in BEFORE_BOUNDARY:
-                promise = self.record.promise
-                assert promise is not None
-                # Withdraw the tag first: a boundary may come before the world is dropped.
-                withdraw = (ClearReadyTag(promise.handoff_id),) if self.state in MAY_SHOW_TAG else ()
-                self.state = ParticipantState.ABORTING
-                persist = self._persist(promise=replace(promise, phase=Phase.ABORT), reason=reason)
-                return (persist, *withdraw, AbortRank(promise.handoff_id, reason), self._report(now))
-            case _:
-                return (self._report(now),)
+        if self.state not in BEFORE_BOUNDARY:
+            return (self._report(now),)
+        promise = self.record.promise
+        assert promise is not None
+        # Withdraw the tag first: a boundary may come before the world is dropped.
+        withdraw = (ClearReadyTag(promise.handoff_id),) if self.state in MAY_SHOW_TAG else ()
+        self.state = ParticipantState.ABORTING
+        persist = self._persist(promise=replace(promise, phase=Phase.ABORT), reason=reason)
+        return (persist, *withdraw, AbortRank(promise.handoff_id, reason), self._report(now))
 
     def _retire(self, now: float) -> Effects:
         promise = self.record.promise
@@ -285,7 +270,7 @@ class Participant(RecordKeeper):
 
     def _on_rank(self, event: RankReported, now: float) -> Effects:
         promise = self.record.promise
-        if self.state in (ParticipantState.STOPPING, ParticipantState.REPLACED):
+        if self.state is ParticipantState.REPLACED:
             return ()  # Only its end counts now; that arrives as RankDied.
         if promise is None:
             return self._on_rank_unpromised(event, now)
@@ -443,8 +428,6 @@ class Participant(RecordKeeper):
         match self.state:
             case ParticipantState.IDLE:
                 return () if self.record.active is None else (self._persist(active=None, reason=reason),)
-            case ParticipantState.STOPPING:
-                return self._stopped(now)
             case ParticipantState.REPLACED:
                 return self._given_up()
             case ParticipantState.RESTORING if self.record.promise is None:
@@ -463,16 +446,8 @@ class Participant(RecordKeeper):
         """The rank ended while its agent was away. If it had permission, the boundary may have come."""
         promise, order = self.record.promise, self.record.order
         assert promise is not None and order is not None
-        nothing_built = self.record.active is not None or self.member not in order.target.members
-        if not order.takes_over and promise.phase is Phase.PREPARE and nothing_built:
-            return self._stopped(now)
         stage = Stage.BROKEN if Phase.PERMIT in (promise.phase, order.phase) else Stage.ABORTED
         return self._lose_rank(stage, reason, now, decision=self.record.decision)
-
-    def _stopped(self, now: float) -> Effects:
-        """The rank of the old world has ended. Write that to disk, then do this member's part."""
-        assert self.record.order is not None
-        return (self._persist(active=None), *self._set_out(self.record.order, now))
 
     # Time.
 

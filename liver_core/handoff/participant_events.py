@@ -30,7 +30,6 @@ class ParticipantState(StrEnum):
     IDLE = "idle"
     RESTORING = "restoring"  # the agent restarted; the rank was asked where it stands
     REPLACED = "replaced"  # the service starts another world: the rank of the one that is given up is being ended
-    STOPPING = "stopping"  # checkpoint rung: the rank of the world that is given up is being ended
     PREPARING = "preparing"
     STREAMING = "streaming"  # built; the state has not converged yet
     READY = "ready"  # built, connected and certified where it streamed; no permission yet
@@ -51,7 +50,6 @@ OF_ONE_REVISION = (
 """Stages that are true of one plan revision only."""
 
 BEFORE_PERMISSION = (
-    ParticipantState.STOPPING,
     ParticipantState.PREPARING,
     ParticipantState.STREAMING,
     ParticipantState.READY,

@@ -31,7 +31,6 @@ STAGE_OF_STATE = {
     ParticipantState.IDLE: Stage.IDLE,
     ParticipantState.RESTORING: Stage.PREPARING,
     ParticipantState.REPLACED: Stage.IDLE,
-    ParticipantState.STOPPING: Stage.PREPARING,
     ParticipantState.PREPARING: Stage.PREPARING,
     ParticipantState.STREAMING: Stage.STREAMING,
     ParticipantState.READY: Stage.READY,

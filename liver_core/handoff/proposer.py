@@ -8,7 +8,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import assert_never
 
-from liver_core.handoff.generations import next_handoff, next_start
+from liver_core.handoff.generations import next_handoff
 from liver_core.handoff.messages import HandoffId, Order, Phase, Reason, Report, Rung, Stage
 from liver_core.handoff.proposer_events import (
     ENDED_MAX,
@@ -139,8 +139,7 @@ class Proposer:
 
     def _next_generation(self, proposal: Proposal) -> int | None:
         used = max(self.record.highest_generation, self._highest_seen, proposal.parent)
-        restarts = proposal.source is None or proposal.rung is Rung.CHECKPOINT
-        return next_start(used) if restarts else next_handoff(used, proposal.parent)
+        return next_handoff(used, proposal.parent)
 
     def _open_refusal(self, proposal: Proposal, now: float) -> str | None:
         if self.record.proposal is not None:
@@ -152,9 +151,9 @@ class Proposer:
     def _proposal_refusal(self, proposal: Proposal, now: float) -> str | None:
         if proposal.job_id != self.job_id:
             return f"job_id: this proposer belongs to {self.job_id}, not to {proposal.job_id}"
-        if proposal.source is None and proposal.parent != 0:
-            return f"source: the roster of parent {proposal.parent} is required, on the checkpoint rung as well"
-        if proposal.source is not None and proposal.source.generation != proposal.parent:
+        if proposal.rung is Rung.CHECKPOINT:
+            return "rung: a restart from a checkpoint is the service's"
+        if proposal.source.generation != proposal.parent:
             return f"source: is of generation {proposal.source.generation}, the parent is {proposal.parent}"
         if len(proposal.members) != proposal.layout.world_size:
             return f"members: {proposal.layout} needs {proposal.layout.world_size}, {len(proposal.members)} given"
@@ -199,8 +198,6 @@ class Proposer:
             return "handoff_id: no such handoff is open"
         if self.record.phase in (Phase.RETIRE, Phase.ABORT) or self.tally.boundary_passed():
             return f"the handoff is {self.state}: the notice becomes the next handoff"
-        if current.rung is Rung.CHECKPOINT or proposal.rung is Rung.CHECKPOINT:
-            return "rung: a restart from a checkpoint is opened as a handoff of its own"
         kept = (current.parent, current.source, current.store, current.cutover)
         if (proposal.parent, proposal.source, proposal.store, proposal.cutover) != kept:
             return "source: a revision must keep parent, source, store and cutover deadlines"
@@ -395,7 +392,6 @@ class Proposer:
             report_seq=self._order_seq,
             issued_at=now,
             reason=self.record.reason,
-            checkpoint=proposal.checkpoint,
         )
 
     @property
@@ -422,5 +418,4 @@ def _wanted_of_ranks(proposal: Proposal) -> tuple[object, ...]:
 
 
 def _members(proposal: Proposal) -> tuple[Member, ...]:
-    source = () if proposal.source is None else proposal.source.members
-    return tuple(dict.fromkeys((*source, *proposal.members)))
+    return tuple(dict.fromkeys((*proposal.source.members, *proposal.members)))

@@ -8,7 +8,6 @@ from typing import Annotated
 
 from liver_core.handoff.messages import (
     AnyGeneration,
-    CheckpointPath,
     CutoverDeadlines,
     Decision,
     HandoffId,
@@ -30,16 +29,14 @@ from liver_core.layout.limits import STRICT, Bound, Count, Digest, JobId, Name, 
 class Proposal:
     """What somebody wants to happen. It has no generation: the proposer burns one when the handoff is opened.
 
-    `source` is the roster of the parent generation, None only for the first start of a job (parent 0). On the
-    checkpoint rung it is given up, not read: its members are asked to end their ranks; those that are dead anyway are
-    named by MemberLost; `checkpoint` is what every target loads. `store` is the store of the target generation; it
-    listens already. `deadline_utc` is the last moment for the agreed boundary.
+    `source` is the roster of the parent generation. `store` is the store of the target generation; it listens already.
+    `deadline_utc` is the last moment for the agreed boundary.
     """
 
     handoff_id: HandoffName
     job_id: JobId
     parent: AnyGeneration
-    source: Roster | None
+    source: Roster
     layout: ParallelLayout
     members: Members
     plan_digest: Digest
@@ -48,7 +45,6 @@ class Proposal:
     rung: Rung
     deadline_utc: UtcSeconds
     cutover: CutoverDeadlines
-    checkpoint: CheckpointPath = ""
 
 
 # Events.

@@ -50,7 +50,8 @@ def ends_promise(order: Order, promised: Order | None) -> bool:
 def prepare_refusal(order: Order, record: ParticipantRecord, member: Member, job_id: str, now: float) -> Reason | None:
     """Why this member rejects a handoff to which it has no promise yet, or None."""
     rank = None if record.active is None else record.active.rank_of(member)
-    text = _envelope_refusal(order, job_id) or _fence_refusal(order, record) or _source_refusal(order, record)
+    text = _envelope_refusal(order, job_id) or _fence_refusal(order, record) or _rung_refusal(order)
+    text = text or _source_refusal(order, record)
     if text is None and _runs_no_rank(order, record, member):
         why = "" if record.reason is None else f" ({record.reason})"
         text = f"source: this member runs no rank of generation {order.parent}{why}"
@@ -63,13 +64,13 @@ def amend_refusal(order: Order, promised: Order, member: Member, now: float) -> 
     """Why this member rejects a newer revision of the promised handoff, or None."""
     if (order.generation, order.parent) != (promised.generation, promised.parent):
         text = f"a revision must keep generation {promised.generation} of parent {promised.parent}"
-    elif order.source != promised.source or order.takes_over != promised.takes_over:
-        text = "a revision must keep the source roster, and whether its state is taken over"
+    elif order.source != promised.source:
+        text = "a revision must keep the source roster"
     elif order.deadline_utc > promised.deadline_utc:
         late_s = order.deadline_utc - promised.deadline_utc
         text = f"deadline_utc: a revision can only make it earlier, this one is {late_s:.1f} s later"
     else:
-        text = _part_refusal(order, member) or _deadline_refusal(order, member, now)
+        text = _rung_refusal(order) or _part_refusal(order, member) or _deadline_refusal(order, member, now)
     return None if text is None else Reason(text, REFUSED)
 
 
@@ -91,12 +92,17 @@ def _fence_refusal(order: Order, record: ParticipantRecord) -> str | None:
     return None
 
 
+def _rung_refusal(order: Order) -> str | None:
+    """A handoff takes over what a living world has. Whatever else starts a world is the service's."""
+    if order.source is None:
+        return "source: a handoff has one; a world without is started by the service"
+    return None if order.takes_over else f"rung: must be a live one; {order.rung} is the service's"
+
+
 def _source_refusal(order: Order, record: ParticipantRecord) -> str | None:
     if order.generation <= order.parent or order.target.generation != order.generation:
         return f"generation: {order.generation} does not fit parent {order.parent} and the target roster"
     active = record.active
-    if active is not None and order.source is None:
-        return f"source: this member trains in generation {active.generation}, which the order does not name"
     if active is not None and order.parent != active.generation:
         return f"parent: this member trains in generation {active.generation}, not {order.parent}"
     if active is not None and order.source != active:
@@ -106,7 +112,7 @@ def _source_refusal(order: Order, record: ParticipantRecord) -> str | None:
 
 def _runs_no_rank(order: Order, record: ParticipantRecord, member: Member) -> bool:
     """Whether the order takes over what a rank of this member has, and there is none."""
-    return record.active is None and order.takes_over and order.source is not None and member in order.source.members
+    return record.active is None and order.source is not None and member in order.source.members
 
 
 def _part_refusal(order: Order, member: Member) -> str | None:

@@ -21,15 +21,12 @@ class Tally:
 
     def __init__(self, proposal: Proposal | None) -> None:
         self.proposal = proposal
-        source = () if proposal is None or proposal.source is None else proposal.source.members
+        source = () if proposal is None else proposal.source.members
         target = () if proposal is None else proposal.members
         self.members: tuple[Member, ...] = tuple(dict.fromkeys((*source, *target)))
         self._targets = frozenset(target)
         self._source_ranks = {member: rank for rank, member in enumerate(source)}
         self._target_ranks = {member: rank for rank, member in enumerate(target)}
-        # On the checkpoint rung, a source member that is lost need not be stopped.
-        given_up = proposal is not None and proposal.rung is Rung.CHECKPOINT
-        self._dispensable = frozenset(source) - self._targets if given_up else frozenset()
         # A rescue does not wait for newcomers: it needs them only after the leavers are released.
         rescues = proposal is not None and proposal.rung is Rung.RESCUE
         self._later = self._targets - frozenset(source) if rescues else frozenset()
@@ -78,14 +75,12 @@ class Tally:
     def all_ready(self, plan_revision: int) -> bool:
         """Every participant has promised this revision and is built and connected, except those that may come later."""
         waited_for = (member for member in self.members if member not in self._later)
-        return all(self._is_ready(member, plan_revision) or self._is_spared(member) for member in waited_for)
+        return all(self._is_ready(member, plan_revision) for member in waited_for)
 
     def failure(self, plan_revision: int) -> Reason | None:
         """Why the handoff cannot go on: a participant refused, aborted, broke or is lost."""
         for member in self.members:
             report = self._reports.get(member)
-            if self._is_spared(member):
-                continue
             if member in self._lost and not (report is not None and report.stage in _SWITCHED):
                 return self._blame(member, self._lost[member])
             if report is None or report.plan_revision != plan_revision:
@@ -197,9 +192,6 @@ class Tally:
         if report is None or report.stage is not Stage.READY or not self._is_ours(report):
             return False
         return report.plan_revision == plan_revision and member not in self._lost
-
-    def _is_spared(self, member: Member) -> bool:
-        return member in self._dispensable and member in self._lost
 
     def _is_ours(self, report: Report) -> bool:
         return (

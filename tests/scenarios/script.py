@@ -76,8 +76,6 @@ class Scene:
                 self._propose(name, words)
             case "rung":
                 self.rung = Rung(words[0])
-            case "listen":
-                self.simulation.starts.listen()
             case "start":
                 self.simulation.starts.want(tuple(Member(word, 0) for word in words))
             case "cut":
@@ -151,6 +149,7 @@ def _simulation(first: tuple[str, ...], spare: tuple[str, ...]) -> Simulation:
     plan = Plan(members, members[: len(first)], 0.5, 10.0, (0.0, 0.0, 0.05), (), (), FOREVER_S)
     simulation = Simulation(0, plan=plan)
     simulation.notes = []
+    simulation.starts.begin()
     simulation.listing.begin()
     return simulation
 

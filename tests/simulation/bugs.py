@@ -467,7 +467,7 @@ REQUIRED = {
     "two proposers": Bug(Machines(participant=PromisesTwice)),
     "vote lost on restart": Bug(Machines(participant=ForgetsItsPromise)),
     "speak before persist": Bug(Machines(participant=SpeaksBeforeItPersists)),
-    "restart numbered like a handoff": Bug(patches=((proposer, "next_start", _after_the_highest_it_knows),)),
+    "start numbered like a handoff": Bug(patches=((generations, "next_start", _after_the_highest_it_knows),)),
     "stale roster": Bug(
         patches=(
             (refusals, "_source_refusal", _no_refusal),

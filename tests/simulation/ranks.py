@@ -269,7 +269,7 @@ class SimRank:
         if sim.takes_fault("build fails", self.member):
             self.building.remove(build)
             self.feed(BuildFailed(build, Reason("the build failed", "build", felt)))
-        elif order.takes_over and order.rung.streams:
+        elif order.rung.streams:
             self.feed(StreamBegan(build))
             sim.convergence(order).enter(self)
         else:
@@ -288,10 +288,7 @@ class SimRank:
     def _built(self, build: int, fell: Reason | None) -> None:
         self.building.remove(build)
         sim, order = self.simulation, self._pending_order()
-        if not order.takes_over:
-            self.held_version = int(order.checkpoint)
-            sim.checkpoints.announced.append(order.generation)
-        lacks = sim.plan.connects and order.takes_over and order.rung is not Rung.RESCUE
+        lacks = sim.plan.connects and order.rung is not Rung.RESCUE
         self.feed(Built(build, BuiltWorld(streams=self.rung.streams, lacks_communicators=lacks, fell=fell)))
         if self.world is None:
             waits_s = order.boundary_by(self.member) - sim.agents[self.member].now
@@ -311,9 +308,7 @@ class SimRank:
             return
         sim, order = self.simulation, self._pending_order()
         boundary = sim.store(order).boundary
-        if not order.takes_over:
-            self.boundary_found(self.pending.build, BoundaryAgreed(self.held_version))
-        elif boundary is not None and sim.store(order).reaches(self):
+        if boundary is not None and sim.store(order).reaches(self):
             sim.clock.after(0.05 + 0.3 * sim.random.random(), self.boundary_found, self.pending.build, boundary)
 
     def boundary_found(self, build: int, boundary: BoundaryAgreed) -> None:
@@ -457,7 +452,7 @@ class SimRank:
         self.cutover_version, self.partial = boundary.version, boundary.dropped
         self.is_cutting_untold = True
         sim.clock.after(CUTTING_OVER_DELAY_S, self._say_cutting_over)
-        in_source = order.takes_over and order.source is not None and self.member in order.source.members
+        in_source = order.source is not None and self.member in order.source.members
         if in_source and order.source is not None:
             sim.store(order).version = boundary.version
             if order.source.rank_of(self.member) == 0:
@@ -547,12 +542,6 @@ class SimRank:
         sim, order = self.simulation, self.order
         if not self.alive or order is None or self.cutover is not machine:
             return
-        if not order.takes_over:
-            self.held_value = sim.truth.value(self.cutover_version) ^ sim.takes_fault("corrupt", self.member)
-            self.held_version = self.cutover_version
-            why = Reason("there is no source world", "read", self.cutover_rank)
-            self.cutover_event(StateRead(Level.STATE, source_lost=True, reason=why))
-            return
         assert order.source is not None
         if self.member not in order.target.members:
             self.cutover_event(StateRead(Level.EVERYTHING))
@@ -616,7 +605,7 @@ class SimRank:
         if equal:
             sim.truth.certified.setdefault(order.handoff_id, set()).add(self.member)
         # Comparing is voting only for a rank that holds the gradients too: all others vote in a barrier of its own.
-        is_vote = equal and order.takes_over and not order.rescues and machine.held is Level.EVERYTHING
+        is_vote = equal and not order.rescues and machine.held is Level.EVERYTHING
         if is_vote and sim.takes_fault("barrier fails", self.member):
             # The others have this rank's part, and it alone sees the collective fail: in time, or just too late.
             sim.barrier(order).count_in(self)

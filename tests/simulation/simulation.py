@@ -165,7 +165,6 @@ class Simulation:
         """The store of this handoff's target generation."""
         if order.handoff_id not in self.stores:
             self.stores[order.handoff_id] = SimStore(self, order)
-            self.stores[order.handoff_id].version = int(order.checkpoint or 0)
         store = self.stores[order.handoff_id]
         if order.plan_revision > store.order.plan_revision:
             store.order = order
@@ -196,8 +195,7 @@ class Simulation:
         """The target world, made by the first rank that switches to it."""
         if order.generation not in self.worlds:
             parent = self.worlds[order.parent]
-            era = parent.era if order.takes_over else self.truth.new_era()
-            self.worlds[order.generation] = SimWorld(self, order.target, era)
+            self.worlds[order.generation] = SimWorld(self, order.target, parent.era)
         return self.worlds[order.generation]
 
     def target_ranks(self, order: Order) -> dict[Member, SimRank]:
@@ -429,10 +427,8 @@ class Simulation:
                 self._amend(host, current, intent.members)
             case "stale":
                 host.handle(Open(self._proposal(self.stale_roster, intent.members, Rung.STOP_AND_COPY)))
-            case "restart" if self._restarting():
-                pass
             case "restart":
-                self._open_restart(host, intent.members)
+                self._start(intent.members)
             case _:
                 newest = self.worlds[max(self.worlds)].roster
                 self._open_wanted(host, newest, intent.members)
@@ -522,10 +518,8 @@ class Simulation:
             store=StoreAddress("127.0.0.1", 1024 + self.handoffs),
             cause="notice",
             rung=rung,
-            # No notice presses where a job comes back from its checkpoint.
-            deadline_utc=self.clock.now + self.plan.deadline_s + (rung is Rung.CHECKPOINT) * self.plan.slow_s,
+            deadline_utc=self.clock.now + self.plan.deadline_s,
             cutover=CUTOVER_DEADLINES,
-            checkpoint=str(self.truth.checkpoint_version) if rung is Rung.CHECKPOINT else "",
         )
 
     def _think(self) -> None:
@@ -541,16 +535,12 @@ class Simulation:
                 self._open_wanted(host, world.roster, self.wanted)
             return
         if self.broken_since is not None and self.clock.now - self.broken_since > 4:
-            self._restart_from_checkpoint(host)
+            self._restart_from_checkpoint()
 
-    def _restart_from_checkpoint(self, host: ProposerHost) -> None:
+    def _restart_from_checkpoint(self) -> None:
         up = [member for member, agent in self.agents.items() if agent.node_up]
-        if len(up) < 2 or self._restarting():
-            return
-        self._open_restart(host, tuple(up[:2]))
-        for member in self.worlds[max(self.worlds)].roster.members:
-            if not self.agents[member].node_up:
-                host.lose(member, "the node is gone")
+        if len(up) >= 2:
+            self._start(tuple(up[:2]))
 
     def _open_wanted(self, host: ProposerHost, source: Roster, members: tuple[Member, ...]) -> None:
         if self.worlds[source.generation].era == NOT_BEGUN:
@@ -558,41 +548,13 @@ class Simulation:
         rung = self.choose(members)
         if rung is not Rung.CHECKPOINT:
             host.handle(Open(self._proposal(source, members, rung)))
-        elif not self._restarting():
-            self._open_restart(host, members)
+        else:
+            self._start(members)
 
-    def _open_restart(self, host: ProposerHost, members: tuple[Member, ...]) -> None:
-        """Restarts have one authority, the service's row of the job: it knows the number of every earlier one.
-
-        It need not know those of handoffs: agents that it does not hear take them without it.
-        """
-        if self.starts.is_on:
+    def _start(self, members: tuple[Member, ...]) -> None:
+        """The service starts the job again, unless it is about to."""
+        if not self.starts.is_busy:
             self.starts.want(members)
-            return
-        known = max(host.proposer.record.highest_generation, self.job_row)
-        host.proposer.record = replace(host.proposer.record, highest_generation=known)
-        newest = self.worlds[max(self.worlds)].roster
-        host.handle(Open(self._proposal(newest, members, Rung.CHECKPOINT)))
-        self.job_row = max(self.job_row, host.proposer.record.highest_generation)
-
-    def _restarting(self) -> bool:
-        """Restarts of a job have one authority, the service's row of it: no second one is opened beside an open one.
-
-        Two of the same given-up world could both go, for its members are free as soon as they have ended. One whose
-        process is gone stays in that row, and goes on while any of its members is bound by it.
-        """
-        if self.starts.is_on:
-            return self.starts.is_busy
-        proposals = ((host, host.proposer.record.proposal) for host in self.hosts.values())
-        return any(
-            proposal.rung is Rung.CHECKPOINT and (not host.gone or self._binds(proposal.handoff_id))
-            for host, proposal in proposals
-            if proposal is not None
-        )
-
-    def _binds(self, handoff_id: HandoffId) -> bool:
-        promises = (agent.participant.record.promise for agent in self.agents.values() if is_bound(agent))
-        return any(promise is not None and promise.handoff_id == handoff_id for promise in promises)
 
     # Rest.
 

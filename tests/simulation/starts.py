@@ -45,12 +45,11 @@ class Said:
 
 
 class Starts:
-    """The service, as far as it starts worlds. Half of the runs have one; in the others the proposer restarts."""
+    """The service, as far as it starts worlds."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.random = Random(f"starts of {simulation.seed}")
-        self.is_on = bool(simulation.plan.intents) and self.random.random() < SHARE_OF_RUNS
         self.newest: Order | None = None
         self.begun_at = 0.0
         self.wanted: tuple[Member, ...] | None = None
@@ -66,11 +65,15 @@ class Starts:
         self.gatherings: dict[str, Gathering] = {}
 
     def begin(self) -> None:
-        """A start that nobody needs comes now and then, and a node is cut off."""
-        if not self.is_on:
-            return
-        self.listen()
+        """Agents report from now on. In half of the runs a start that nobody needs comes, or nodes are cut off."""
         sim = self.simulation
+        for member, agent in sim.agents.items():
+            agent.peers = set(sim.plan.first)
+            self.said[member] = Said(0.0, agent.journal)
+            self._learn(agent.journal)
+            sim.clock.after(SYNC_S * self.random.random(), self._sync, agent)
+        if not sim.plan.intents or self.random.random() > SHARE_OF_RUNS:
+            return
         if self.random.random() < 0.6:
             members = tuple(self.random.sample(sim.plan.members, 2))
             sim.clock.after(1.0 + 14.0 * self.random.random(), self.want, members)
@@ -78,16 +81,6 @@ class Starts:
             sim.clock.after(14.0 * self.random.random(), self._cut_off, (self.random.choice(sim.plan.members),))
         if self.random.random() < 0.4:
             sim.clock.after(1.0 + 9.0 * self.random.random(), self._cut_off_world)
-
-    def listen(self) -> None:
-        """Agents report from now on, and the service starts what it is to start."""
-        self.is_on = True
-        sim = self.simulation
-        for member, agent in sim.agents.items():
-            agent.peers = set(sim.plan.first)
-            self.said[member] = Said(0.0, agent.journal)
-            self._learn(agent.journal)
-            sim.clock.after(SYNC_S * self.random.random(), self._sync, agent)
 
     def calm(self) -> None:
         """Everybody is heard again."""

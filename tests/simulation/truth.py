@@ -44,7 +44,7 @@ class Truth:
         self.applied: dict[tuple[int, int], int] = {}  # (era, version) -> generation that stepped to it
         self.generation_owner: dict[int, str] = {}  # generation -> handoff that was decided GO with it
         self.burned: dict[tuple[str, int], str] = {}  # (proposer, generation) -> handoff
-        self.numbers: dict[int, tuple[str, bool]] = {}  # generation -> the first to use it, and whether it restarts
+        self.numbers: dict[int, tuple[str, bool]] = {}  # generation -> who used it first, and whether that is a start
         self.promised: dict[tuple[Member, int], str] = {}  # (member, generation) -> handoff
         self.bound: dict[Member, str] = {}  # member -> the handoff it last said it is promised to
         self.revision_at_boundary: dict[str, int] = {}
@@ -229,7 +229,7 @@ class Truth:
     def boundaries(self) -> list[str]:
         """The agreed boundaries of this run by rung, and by whether the plan was amended before."""
         return [
-            f"{'restart' if wanted is Rung.CHECKPOINT else str(rung) if rung.streams else _copied(wanted)}"
+            f"{str(rung) if rung.streams else _copied(wanted)}"
             f"{' before the boundary' if handoff_id in self.dropped_at else ''}"
             f"{', amended' if self.revision_at_boundary[handoff_id] > 1 else ''}"
             for handoff_id, (wanted, rung) in self.rung_at_boundary.items()
@@ -292,12 +292,9 @@ class Truth:
         owner = self.burned.setdefault((order.proposer_id, order.generation), order.handoff_id)
         if owner != order.handoff_id:
             raise Violation(f"H6: {order.proposer_id} used generation {order.generation} for two handoffs")
-        restarts = not order.takes_over
-        first, first_restarts = self.numbers.setdefault(order.generation, (order.handoff_id, restarts))
-        if first != order.handoff_id and (restarts or first_restarts):
-            raise Violation(
-                f"H6: generation {order.generation} is used by restart and handoff {first}, {order.handoff_id}"
-            )
+        first, starts = self.numbers.setdefault(order.generation, (order.handoff_id, False))
+        if starts:
+            raise Violation(f"H6: generation {order.generation} is used by {first} and {order.handoff_id}")
         self.parents[order.handoff_id] = order.parent
         if order.deadline_utc > self.deadlines.get(order.handoff_id, order.deadline_utc):
             raise Violation(f"amended: the deadline of {order.handoff_id} is later in revision {order.plan_revision}")
@@ -311,10 +308,6 @@ class Truth:
         if passed is not None and order.plan_revision != passed and order.phase is not Phase.ABORT:
             raise Violation(f"amended: {order.handoff_id} says revision {order.plan_revision} after the boundary")
 
-    def starts(self) -> tuple[int, ...]:
-        """The generations that restarts have used, and that of the first world."""
-        return (1, *(generation for generation, (_, restarts) in self.numbers.items() if restarts))
-
     def rank_prepares(self, rank: SimRank, order: Order) -> None:
         """A rank is told to prepare; only one handoff at a time, for the roster that it truly steps in."""
         held = rank.order
@@ -327,7 +320,7 @@ class Truth:
             raise Violation(f"stale roster: {rank} steps in generation {rank.world.generation}, not in {order.source}")
 
     def _all_said_ready(self, order: Order) -> None:
-        source = order.source.members if order.takes_over and order.source is not None else ()
+        source = order.source.members if order.source is not None else ()
         for member in {*source, *voters(order)}:
             if (order.handoff_id, order.plan_revision, member) not in self.said_ready:
                 raise Violation(f"permission for {order.handoff_id} before {member} said that it is ready")

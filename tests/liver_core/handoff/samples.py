@@ -75,11 +75,6 @@ def order(phase: Phase = Phase.PREPARE, **changes: object) -> Order:
     return replace(first, **changes)  # type: ignore[arg-type]
 
 
-def restart_order(phase: Phase = Phase.PREPARE, **changes: object) -> Order:
-    """Generation 1 is given up; generation 2 on a and c loads a checkpoint."""
-    return order(phase, rung=Rung.CHECKPOINT, checkpoint="step-5", **changes)
-
-
 STARTED = 100_001
 """The first generation of the job's second start."""
 
@@ -129,7 +124,7 @@ def rank_says(stage: RankStage, **changes: object) -> RankReported:
 
 
 def participant_in(state: ParticipantState, member: Member = A) -> Any:
-    """A participant that went the usual way to `state` (on the checkpoint rung for `stopping`)."""
+    """A participant that went the usual way to `state`."""
     machine = participant(member)
     if state is ParticipantState.RESTORING:
         machine.handle(OrderReceived(order()), 1.0)
@@ -140,9 +135,6 @@ def participant_in(state: ParticipantState, member: Member = A) -> Any:
         machine = participant_in(ParticipantState.PERMITTED, member)
         machine.handle(rank_says(RankStage.READY), 1.0)
         machine.handle(OrderReceived(order(Phase.WITHDRAW)), 2.0)
-        return machine
-    if state is ParticipantState.STOPPING:
-        machine.handle(OrderReceived(restart_order()), 1.0)
         return machine
     if state is ParticipantState.REPLACED:
         machine.handle(OrderReceived(order()), 1.0)

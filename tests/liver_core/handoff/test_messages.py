@@ -30,8 +30,8 @@ from tests.liver_core.handoff.samples import (
     order,
     participant_in,
     reports_in,
-    restart_order,
     roster,
+    start,
 )
 
 HEADER = {
@@ -63,7 +63,7 @@ def report() -> Report:
     return reports_in(participant_in(ParticipantState.READY).handle(OrderReceived(order()), 3.0))[0]
 
 
-@pytest.mark.parametrize("message", [order(), order(Phase.ABORT), restart_order(), order(source=None, parent=0)])
+@pytest.mark.parametrize("message", [order(), order(Phase.ABORT), start(), order(source=None, parent=0)])
 def test_an_order_goes_through_json_unchanged(message: Order):
     assert decode(Order, json.dumps(to_json(sent(message)))) == sent(message)
 
@@ -175,7 +175,7 @@ def test_a_reason_reads_as_a_sentence():
 
 def test_only_an_order_with_a_living_source_takes_over():
     assert order().takes_over
-    assert not restart_order().takes_over
+    assert not order(rung=Rung.CHECKPOINT).takes_over
     assert not order(source=None, parent=0).takes_over
     assert order().handoff_id == H1
 

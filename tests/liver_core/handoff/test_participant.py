@@ -46,7 +46,6 @@ from tests.liver_core.handoff.samples import (
     participant_in,
     rank_says,
     reports_in,
-    restart_order,
     roster,
 )
 
@@ -85,7 +84,8 @@ def test_it_promises_to_one_handoff_at_a_time_and_says_to_which():
         (order(generation=1, parent=0), "generation: 1 is used up, the highest seen is 1"),
         (order(parent=0, generation=5), "parent: this member trains in generation 1, not 0"),
         (order(source=roster(1, B, A)), "source: not the roster of generation 1 in which this member trains"),
-        (order(source=None, parent=0), "which the order does not name"),
+        (order(source=None, parent=0), "source: a handoff has one; a world without is started by the service"),
+        (order(rung=Rung.CHECKPOINT), "rung: must be a live one; checkpoint is the service's"),
         (order(job_id="other"), "job_id: this participant belongs to job"),
         (order(deadline_utc=1.0), "deadline_utc: passed 2.0 s ago"),
         (order(Phase.PERMIT), "phase: permit of a handoff that was never promised here"),
@@ -303,13 +303,10 @@ def test_a_boundary_before_permission_was_taken_back_counts():
     assert (report.stage, report.promise.phase) == (Stage.CUTTING_OVER, Phase.PERMIT)
 
 
-@pytest.mark.parametrize(
-    "state", [ParticipantState.PREPARING, ParticipantState.STREAMING, ParticipantState.READY, ParticipantState.STOPPING]
-)
+@pytest.mark.parametrize("state", [ParticipantState.PREPARING, ParticipantState.STREAMING, ParticipantState.READY])
 def test_a_newer_revision_is_on_disk_before_the_rank_or_the_proposer_hears_of_it(state):
-    rung = Rung.CHECKPOINT if state is ParticipantState.STOPPING else Rung.STOP_AND_COPY
     machine = participant_in(state)
-    effects = take(machine, order(plan_revision=2, deadline_utc=DEADLINE - 1, rung=rung))
+    effects = take(machine, order(plan_revision=2, deadline_utc=DEADLINE - 1))
     assert isinstance(effects[0], Persist)
     assert effects[0].record.promise.plan_revision == 2
     assert effects[0].record.order.deadline_utc == DEADLINE - 1
@@ -504,32 +501,6 @@ def test_a_rank_that_was_in_no_handoff_is_just_adopted():
     assert machine.start(NOW) == (QueryRank(),)
     assert machine.handle(rank_says(RankStage.TRAINING, handoff_id=""), NOW) == ()
     assert machine.state is ParticipantState.IDLE and machine.record.active == G1
-
-
-# The checkpoint rung.
-
-
-def test_a_world_that_is_given_up_ends_before_the_next_is_built():
-    machine = participant()
-    assert kinds(take(machine, restart_order())) == [Persist, StopRank, SendReport]
-    effects = machine.handle(RankDied(WHY), NOW)
-    assert kinds(effects) == [Persist, PrepareRank, SendReport]
-    assert effects[0].record.active is None
-
-
-def test_a_member_of_the_given_up_world_only_is_ready_when_its_rank_has_ended():
-    machine = participant(B)
-    take(machine, restart_order())
-    (report,) = reports_in(machine.handle(RankDied(WHY), NOW))
-    assert report.stage is Stage.READY
-    (report,) = reports_in(take(machine, restart_order(Phase.PERMIT)))
-    assert report.stage is Stage.LEFT and not report.decision.goes
-
-
-def test_a_healthy_world_is_given_up_only_by_who_knows_its_roster():
-    machine = participant()
-    (report,) = reports_in(take(machine, restart_order(source=roster(1, B, A))))
-    assert report.stage is Stage.ABORTED and machine.record.active == G1
 
 
 @pytest.mark.parametrize("stage", [RankStage.STARTING, RankStage.FINISHED, RankStage.FAILED])

@@ -141,7 +141,7 @@ def test_numbers_that_others_burned_are_learned_from_their_refusals():
     [
         (proposal(job_id="other"), "job_id: this proposer belongs to job"),
         (proposal(parent=4), "source: is of generation 1, the parent is 4"),
-        (proposal(source=None), "source: the roster of parent 1 is required"),
+        (proposal(rung=Rung.CHECKPOINT), "rung: a restart from a checkpoint is the service's"),
         (proposal(layout=ParallelLayout(dp=3)), "needs 3, 2 given"),
         (proposal(deadline_utc=NOW), "deadline_utc: has passed"),
     ],
@@ -350,7 +350,7 @@ def test_an_amendment_before_permission_is_a_new_revision_and_says_goodbye_to_wh
             "a revision must keep parent, source, store and cutover deadlines",
         ),
         (opened(), proposal(store=StoreAddress("127.0.0.1", 4001)), "a revision must keep parent, source, store"),
-        (opened(), proposal(rung=Rung.CHECKPOINT), "a restart from a checkpoint is opened as a handoff of its own"),
+        (opened(), proposal(rung=Rung.CHECKPOINT), "a restart from a checkpoint is the service's"),
         (
             opened(),
             proposal(deadline_utc=DEADLINE + 1.5),
@@ -463,12 +463,3 @@ def test_whoever_still_streams_is_waited_for_and_named_when_the_deadline_passes(
 def test_a_restarted_host_repeats_the_orders_of_its_open_handoff():
     machine = proposer(permitted().record)
     assert phases(feed(machine, Tick())) == {(member, Phase.PERMIT) for member in (A, B, C)}
-
-
-def test_a_restart_from_a_checkpoint_does_not_wait_for_the_dead_of_the_world_that_is_given_up():
-    machine = proposer()
-    wanted = proposal(rung=Rung.CHECKPOINT, checkpoint="step-5")
-    feed(machine, Open(wanted), MemberLost(B, WHY))
-    assert machine.state is ProposerState.PREPARING
-    feed(machine, truth(ParticipantState.READY, A), truth(ParticipantState.READY, C))
-    assert machine.state is ProposerState.PERMITTED
