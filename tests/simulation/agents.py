@@ -108,7 +108,7 @@ class SimAgent:
             return
         before, promise = self.participant.state, self.participant.record.promise
         effects = self.participant.handle(event, self.now)
-        self.simulation.coverage.participant(before, promise, event)
+        self.simulation.coverage.participant(before, promise, event, self.participant.state)
         self.carry_out(effects)
 
     def carry_out(self, effects: tuple[ParticipantEffect, ...]) -> None:

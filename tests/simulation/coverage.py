@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections import Counter
 
 from liver_core.handoff.cutover import CutoverEvent, CutoverState
-from liver_core.handoff.messages import Phase, Promise
-from liver_core.handoff.participant_events import (
-    OrderReceived,
-    ParticipantEvent,
-    ParticipantState,
-    RankReported,
-    RankStage,
-)
+from liver_core.handoff.messages import Promise
+from liver_core.handoff.participant_events import ParticipantEvent, ParticipantState
+from liver_core.handoff.participant_table import EVENTS, TABLE, event_name
 from liver_core.handoff.pending import PendingState
 from liver_core.handoff.pending_events import PendingEvent
 from liver_core.handoff.proposer import ProposerState
 from liver_core.handoff.proposer_events import ProposerEvent
+from tests.simulation.truth import Violation
 
 Pair = tuple[str, str, str]  # machine, state, event
 
@@ -27,14 +23,14 @@ class Coverage:
     def __init__(self) -> None:
         self.pairs: Counter[Pair] = Counter()
 
-    def participant(self, state: ParticipantState, promise: Promise | None, event: ParticipantEvent) -> None:
-        """`state` and `promise` are those before the event."""
-        name = event.__class__.__name__
-        if isinstance(event, RankReported):
-            name = f"Rank.{event.stage}" if _is_about(event, promise) else "Rank.other"
-        elif isinstance(event, OrderReceived):
-            name = f"Order.{event.order.phase}"
+    def participant(
+        self, state: ParticipantState, promise: Promise | None, event: ParticipantEvent, following: ParticipantState
+    ) -> None:
+        """`state` and `promise` are those before the event. The table names the state that is `following`."""
+        name = event_name(event, promise)
         self.pairs["participant", state, name] += 1
+        if following not in TABLE[state, name]:
+            raise Violation(f"table: {name} brought a participant from {state} to {following}")
 
     def proposer(self, state: ProposerState, event: ProposerEvent) -> None:
         self.pairs["proposer", state, event.__class__.__name__] += 1
@@ -46,25 +42,6 @@ class Coverage:
         self.pairs["cutover", state, event.__class__.__name__] += 1
 
 
-def _is_about(event: RankReported, promise: Promise | None) -> bool:
-    """Whether the rank speaks of the promised revision of the promised handoff, or of no handoff at all."""
-    if not event.handoff_id:
-        return True
-    if promise is None or event.handoff_id != promise.handoff_id:
-        return False
-    return event.plan_revision in (None, promise.plan_revision)
-
-
-PARTICIPANT_EVENTS = (
-    *(f"Order.{phase}" for phase in Phase),
-    # Its host tells a participant nothing else of a rank.
-    *(f"Rank.{stage}" for stage in RankStage if stage is RankStage.TRAINING or stage.is_of_handoff),
-    "Rank.other",
-    "StartReceived",
-    "WorldReplaced",
-    "RankDied",
-    "Tick",
-)
 PROPOSER_EVENTS = ("Open", "Amend", "Cancel", "MemberLost", "ReportReceived", "Tick")
 CUTOVER_EVENTS = (
     "StateRead",
@@ -81,6 +58,6 @@ CUTOVER_EVENTS = (
 
 def every_pair() -> set[Pair]:
     """All that there could be."""
-    pairs = {("participant", str(state), event) for state in ParticipantState for event in PARTICIPANT_EVENTS}
+    pairs = {("participant", str(state), event) for state in ParticipantState for event in EVENTS}
     pairs |= {("proposer", str(state), event) for state in ProposerState for event in PROPOSER_EVENTS}
     return pairs | {("cutover", str(state), event) for state in CutoverState for event in CUTOVER_EVENTS}

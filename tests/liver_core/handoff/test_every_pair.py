@@ -37,6 +37,7 @@ from liver_core.handoff.participant_events import (
     SetReadyTag,
     StartRank,
 )
+from liver_core.handoff.participant_table import EVENTS
 from liver_core.handoff.proposer import ProposerState
 from liver_core.handoff.proposer_events import (
     Amend,
@@ -63,7 +64,7 @@ from tests.liver_core.handoff.samples import (
     rank_says,
     reports_in,
 )
-from tests.simulation.coverage import CUTOVER_EVENTS, PARTICIPANT_EVENTS, PROPOSER_EVENTS, Coverage, every_pair
+from tests.simulation.coverage import CUTOVER_EVENTS, PROPOSER_EVENTS, Coverage, every_pair
 
 NOW = 3.0
 LATE = 10_000.0
@@ -248,7 +249,9 @@ def test_these_tests_drive_every_pair():
     for state in ParticipantState:
         for event in every_participant_event():
             machine = participant_in(state) if state is not ParticipantState.IDLE else participant()
-            coverage.participant(state, machine.record.promise, event)
+            promise = machine.record.promise
+            machine.handle(event, NOW)
+            coverage.participant(state, promise, event, machine.state)
             # Without a promise every handoff is another one; the events were driven all the same.
             if isinstance(event, RankReported):
                 coverage.pairs["participant", state, f"Rank.{event.stage}"] += 1
@@ -260,7 +263,7 @@ def test_these_tests_drive_every_pair():
             coverage.cutover(state, event)
     assert set(coverage.pairs) == every_pair()
     assert len(every_pair()) == (
-        len(ParticipantState) * len(PARTICIPANT_EVENTS)
+        len(ParticipantState) * len(EVENTS)
         + len(ProposerState) * len(PROPOSER_EVENTS)
         + len(CutoverState) * len(CUTOVER_EVENTS)
     )
