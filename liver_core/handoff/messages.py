@@ -226,7 +226,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """An event of all three machines: time has passed. Due about once a second while Participant and Proposer want it,
+    """An event of all machines: time has passed. Due about once a second while Participant and Proposer want it,
     and at `next_deadline` of a Cutover."""
 
 

@@ -8,7 +8,6 @@ from uuid import UUID
 
 import pytest
 
-from agent.driver.lead import Leaving
 from agent.driver.planning import HANDOFF_DEADLINE_S, Learned
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffOrder, JobOrder, LayoutByCount, LayoutForCount
@@ -80,8 +79,8 @@ def test_a_deadline_that_lies_later_does_not_move_the_open_one(job: JobOrder) ->
     async def run() -> None:
         now = Scene(job)
         await now.notice(40.0, "d")
-        leaving: Leaving = {"d": (START_S, START_S + 90.0), "c": (START_S, START_S + 80.0)}
-        await now.lead.answer_loss(job, ACTIVE, leaving)
+        leaving = {"d": (START_S, START_S + 90.0), "c": (START_S, START_S + 80.0)}
+        await now.answer(leaving)
         amended = now.mirrors[-1]
         assert amended.plan_revision == 2
         assert amended.deadline_utc is not None and amended.deadline_utc.timestamp() == START_S + 40.0
@@ -167,7 +166,7 @@ def test_an_open_handoff_that_cannot_be_amended_is_given_up_for_all_notices(job:
 def test_a_node_that_goes_too_soon_for_what_is_prepared_is_answered_by_a_rescue(job: JobOrder) -> None:
     async def run() -> None:
         now = Scene(job)
-        now.lead._learned = Learned(prepare_s=20.0)
+        now.lead.planner.learned = Learned(prepare_s=20.0)
         await now.notice(60.0, "d")
         before = now.lead._proposer.record
         now.now += 10.0
@@ -252,7 +251,7 @@ def test_capacity_that_appears_neither_amends_nor_delays_an_open_handoff(job: Jo
         await now.notice(60.0, "d")
         before, mirrors = now.lead._proposer.record, len(now.mirrors)
         wanted = growth_onto_e(now.mirrors[-1].opened_utc)
-        await now.lead.answer_proposal(job, ACTIVE, wanted)
+        await now.propose(wanted)
         assert now.lead._proposer.record == before
         assert len(now.mirrors) == mirrors
 
@@ -262,9 +261,8 @@ def test_capacity_that_appears_neither_amends_nor_delays_an_open_handoff(job: Jo
 async def grown(now: Scene) -> None:
     """A handoff onto e is open, which a leads."""
     wanted = growth_onto_e(datetime.fromtimestamp(START_S, UTC))
-    await now.lead.answer_proposal(now.order, ACTIVE, wanted)
-    await (await asyncio.wait_for(now.posted.get(), timeout=10.0))()
-    assert now.lead.coming == {"e"}
+    await now.propose(wanted)
+    assert now.lead._leader.own.coming == {"e"}
 
 
 def test_a_lead_whose_own_node_goes_amends_its_open_handoff(job: JobOrder) -> None:
@@ -299,14 +297,12 @@ def test_a_handoff_without_a_node_that_goes_takes_another_than_the_one_that_was_
     async def run() -> None:
         now = Scene(job.model_copy(update={"standing_plans": (), "spares": members_of(("e",))}))
         await now.notice(60.0, "d")
-        assert now.lead.coming == {"e"}
-        await now.lead.answer_loss(
-            now.order, ACTIVE, {"d": (START_S, START_S + 60.0), "e": (START_S, START_S + 5.0)}, barred={"e"}
-        )
+        assert now.lead._leader.own.coming == {"e"}
+        await now.answer({"d": (START_S, START_S + 60.0), "e": (START_S, START_S + 5.0)}, barred={"e"})
         amended = now.mirrors[-1]
         assert (amended.plan_revision, amended.leaving, amended.target.node_ids()) == (2, ("d",), ("a", "b", "c"))
         assert amended.deadline_utc is not None and amended.deadline_utc.timestamp() == START_S + 60.0
-        assert now.lead.coming == frozenset()
+        assert now.lead._leader.own.coming == frozenset()
 
     asyncio.run(run())
 
@@ -396,7 +392,7 @@ def test_a_handoff_that_takes_long_is_told_of_again_before_the_service_gives_it_
 def test_capacity_that_appears_gets_the_time_that_its_state_needs(job: JobOrder) -> None:
     async def run() -> None:
         now = Scene(job)
-        now.lead._learned = Learned(bandwidth_bytes_per_s=1_000.0, follow_s=0.0)
+        now.lead.planner.learned = Learned(bandwidth_bytes_per_s=1_000.0, follow_s=0.0)
         wanted = HandoffOrder(
             handoff_id=UUID(int=1),
             parent=1,
@@ -406,9 +402,7 @@ def test_capacity_that_appears_gets_the_time_that_its_state_needs(job: JobOrder)
             reason="a node appeared",
             proposed_utc=datetime.fromtimestamp(START_S, UTC),
         )
-        await now.lead.answer_proposal(job, ACTIVE, wanted)
-        opened = await asyncio.wait_for(now.posted.get(), timeout=10.0)
-        await opened()
+        await now.propose(wanted)
         order = now.sent[0][1]
         assert order.deadline_utc - START_S > 2 * HANDOFF_DEADLINE_S
         assert order.cutover.target_s == 120.0
@@ -438,9 +432,9 @@ def test_nodes_that_are_noticed_at_once_are_answered_by_the_nearest_deadline_fro
 ) -> None:
     async def run() -> None:
         now = Scene(job)
-        leaving: Leaving = {"c": (START_S - 5.0, START_S + 80.0), "d": (START_S - 2.0, START_S + 40.0)}
-        await now.lead.answer_loss(job, ACTIVE, leaving)
-        await (await asyncio.wait_for(now.posted.get(), timeout=10.0))()
+        leaving = {"c": (START_S - 5.0, START_S + 80.0), "d": (START_S - 2.0, START_S + 40.0)}
+        await now.answer(leaving)
+        await now.settle()
         assert {order.deadline_utc for _, order in now.sent} == {START_S + 40.0}
         assert now.lead.progress is not None and now.lead.progress.notice_at == START_S - 5.0
 
@@ -477,7 +471,7 @@ def test_who_ends_while_a_store_is_coming_up_lets_go_of_it_and_opens_nothing(job
             raise AssertionError
 
         now.stores.host = never
-        await now.lead.answer_loss(job, ACTIVE, {"d": (now.now, START_S + 60.0)})
+        await now.answer({"d": (now.now, START_S + 60.0)}, in_touch=True)
         await asyncio.wait_for(begun.wait(), timeout=10.0)
         await now.lead.close()
         assert cancelled == [True] and now.sent == [] and now.mirrors == []

@@ -7,7 +7,6 @@ from typing import cast
 import pytest
 
 from agent.driver.journal_records import keep_mirror
-from agent.driver.lead import PEER_LOST_S
 from agent.driver.planning import Learned
 from agent.driver.progress import NOT_OPENED
 from agent.journal import Journal, Table
@@ -16,7 +15,7 @@ from agent.protocol.sync import JobOrder
 from agent.protocol.values import HandoffState
 from liver_core.handoff import FailedPart, FailureCause, Prefer, Reason, Rung
 from liver_core.handoff.participant_events import RankStage
-from liver_core.handoff.proposer import ProposerState
+from liver_core.handoff.proposer import PEER_LOST_S, ProposerState
 from liver_core.layout import Member
 from liver_core.retries import RETRY_MAX_S
 from tests.agent.driver.lead_scene import ACTIVE, FOUR, START_S, TO_THE_END, Scene, all_say
@@ -316,7 +315,7 @@ def test_a_notice_that_no_live_plan_can_answer_in_time_ends_the_open_handoff(job
     async def run() -> None:
         now = Scene(job)
         await now.notice(60.0, "d")
-        now.lead._learned = Learned(rescue_failure="it broke", rescue_failed_in=1)
+        now.lead.planner.learned = Learned(rescue_failure="it broke", rescue_failed_in=1)
         await now.notice(0.1, "c", "d")
         assert now.mirrors[-1].superseded and now.state is ProposerState.ABORTING
         assert now.lead._proposer.record.plan_revision == 1
