@@ -118,7 +118,7 @@ class NoticeResponse:
 
     def _known(self, order: JobOrder, active: Roster) -> LossesKnown:
         """All that the leader has to know now."""
-        now, promised = utc(self._node.now()), self._slots.promised_order()
+        now, promised = utc(self._node.now()), self._slots.binding_order()
         moving: dict[str, list[NoticeFact]] = {}
         for fact in self._notices.moving(now):
             moving.setdefault(fact.node_id, []).append(fact)
@@ -127,7 +127,6 @@ class NoticeResponse:
             losses=tuple(self._loss(name, facts) for name, facts in moving.items()),
             barred=self._notices.barred(now),
             promised=promised and Promised(promised.proposer_id, frozenset(promised.target.node_ids())),
-            is_bound=self._slots.is_bound(),
             is_starting=self._slots.is_starting(),
             knows_pace=self._pace.knows(active),
             may_suspend=order.suspends_utc is None and order.spec.checkpoint is not None,

@@ -3,8 +3,9 @@
 Pure, sans-IO: `handle(event, now)` returns the effects to carry out, in order; `now` is seconds since 1970, UTC. It
 owns the proposer of the job on this node. These rules hold:
 
-- A node that will go opens nothing. It tells a node that stays. But it answers for its own open handoff: it amends it,
-  or supersedes it so that the next candidate opens one; nobody else may.
+- Who was asked to lead may, in that world; else the first that stays. A node that will go opens nothing. It tells a
+  node that stays. But it answers for its own open handoff: it amends it, or supersedes it so that the next
+  candidate opens one; nobody else may.
 - Members of the *next* world count as members.
 - While a notice counts, a look finds a handoff open or being opened, or says what it waits for.
 - A number is never used twice. At most one handoff is open or being opened here.
@@ -85,7 +86,8 @@ class Leader:
         )
         self._known: LossesKnown | None = None
         self._forwarding = Forwarding()
-        self._asked_to_lead, self._asked_at = False, float("-inf")
+        self._asked_to_lead = self._asked_anew = False
+        self._asked_at = float("-inf")
         self._proposed_at: dict[str, float] = {}
         self._declined = ""
 
@@ -102,7 +104,7 @@ class Leader:
             case HandoffWanted():
                 return self._on_wanted(event, now)
             case AskedToLead():
-                self._asked_to_lead, self._asked_at = True, now
+                self._asked_to_lead, self._asked_anew, self._asked_at = True, True, now
                 return ()
             case OwnNoticeWithdrawn():
                 return self._forwarding.take_withdrawal()
@@ -129,7 +131,9 @@ class Leader:
                 assert_never(event)
 
     def _on_losses(self, known: LossesKnown, now: float) -> Effects:
-        self._known = known
+        in_this_world = self._known is None or self._known.world.generation == known.world.generation
+        self._asked_to_lead = self._asked_to_lead and (in_this_world or self._asked_anew)
+        self._known, self._asked_anew = known, False
         if known.news:
             self._forwarding.take_news()
         told = self._tell_who_brings_us_in(known, now)
@@ -138,9 +142,10 @@ class Leader:
             self._asked_to_lead = False
             return (*told, CallOffSuspension())
         candidates = self.planner.candidates(known.world, losses)
-        if not candidates:
-            return (*told, *self._suspend(known, losses, "every node goes, and none comes"))
-        return (*told, *self._answer(known, losses, candidates, now))
+        answered = self._answer(known, losses, candidates, now) if candidates or not self.own.is_idle else ()
+        if not candidates and not self.own.answers(losses):
+            answered = (*answered, *self._suspend(known, losses, "every node goes, and none comes"))
+        return (*told, *answered)
 
     def _losses_of_members(self, known: LossesKnown, now: float) -> dict[str, Loss]:
         """Those that the job has to do something about, each with the time that it leaves."""
@@ -194,7 +199,7 @@ class Leader:
     def _on_wanted(self, wanted: HandoffWanted, now: float) -> Effects:
         """The first agent of the order that is up opens it, or says why it does not; the others wait their turn."""
         known, own = self._known, self.node_id
-        if known is None or wanted.parent != known.world.generation or known.is_bound or known.is_starting:
+        if known is None or wanted.parent != known.world.generation or known.promised is not None or known.is_starting:
             return ()
         losses = self._losses_of_members(known, now)
         candidates = self.planner.candidates(known.world, losses)

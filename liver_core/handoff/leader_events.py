@@ -125,7 +125,8 @@ def with_time_left(losses: Iterable[Loss], now: float) -> dict[str, Loss]:
 
 @dataclass(frozen=True, slots=True)
 class Promised:
-    """A handoff that ranks of this node are promised to: who leads it, and the nodes of its target."""
+    """A handoff that ranks of this node are promised to, and whose world they do not step in yet: who leads it, and the
+    nodes of its target."""
 
     proposer_id: str
     target: frozenset[str]
@@ -136,7 +137,7 @@ class LossesKnown:
     """All that is known now, again and again. `world`: the one that the job steps in.
 
     `losses`: every node that will go, once each, also one that is no member. `barred`: nodes that must not get a rank.
-    `promised`: None where ranks here are free; `is_bound`: one of them is not. `is_starting`: a rank here has not made
+    `promised`: None where the ranks here are free for another handoff. `is_starting`: a rank here has not made
     the first step of the world yet. `knows_pace`: how long a step takes is known here. `may_suspend`: agents may
     suspend the job by themselves. `used`: the greatest number that the service or the ranks here know as used. `news`:
     something was heard since the last time.
@@ -146,7 +147,6 @@ class LossesKnown:
     losses: tuple[Loss, ...] = ()
     barred: frozenset[str] = frozenset()
     promised: Promised | None = None
-    is_bound: bool = False
     is_starting: bool = False
     knows_pace: bool = True
     may_suspend: bool = False

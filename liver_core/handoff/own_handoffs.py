@@ -157,6 +157,13 @@ class OwnHandoffs:
         """Whether this handoff was led here."""
         return handoff_id == self.open_id or handoff_id in {ended.handoff_id for ended in self.proposer.record.ended}
 
+    def answers(self, losses: Losses) -> bool:
+        """Whether the open handoff goes to a world without these nodes, or will by its next revision."""
+        if self.led is None or self.led.superseded:
+            return False
+        wanted = frozenset() if self.led.wanted is None else self.led.wanted.leaving
+        return losses.keys() <= self.led.leaving | wanted
+
     # Opening.
 
     def answer(

@@ -182,6 +182,9 @@ class SlotsRecord:
     def promised_order(self) -> Any:
         return self.promised
 
+    def binding_order(self) -> Any:
+        return self.promised
+
     def is_bound(self) -> bool:
         return self.promised is not None
 

@@ -18,6 +18,7 @@ from liver_core.handoff.leader_events import (
     ForwardNotices,
     HandoffAmended,
     HandoffOpened,
+    HandoffSuperseded,
     LeaderEffect,
     NoPlan,
     OwnNoticeWithdrawn,
@@ -55,6 +56,19 @@ def test_the_first_that_stays_opens_and_the_others_wait_until_they_are_asked():
     other.hear(AskedToLead())
     other.look()
     assert other.opens(other.look(other.goes("d"))) is None, "it was asked because of a notice that counts no more"
+
+
+def test_whose_turn_it_was_in_one_world_leaves_the_next_to_the_first():
+    """Else both open one there, whose ranks are promised to either, and again after each failure."""
+    now = Scene("c")
+    now.hear(AskedToLead())
+    now.open(now.goes("d"))
+    now.succeed()
+    now.known = replace(now.known, world=world_of(2, "a", "b", "c"))
+    assert now.opens(now.look(now.goes("b"))) is None, "a notice counted all the time"
+    now.known = replace(now.known, world=world_of(3, "a", "b", "c"))
+    now.hear(AskedToLead())
+    assert now.opens(now.look(now.goes("b"))) is not None, "it has been asked before it heard of that world"
 
 
 def test_a_node_that_will_go_opens_nothing_although_it_was_asked():
@@ -114,9 +128,9 @@ def test_candidates_that_open_at_once_take_different_numbers():
 def test_a_node_whose_ranks_follow_another_leader_opens_nothing_of_its_own():
     now = Scene()
     theirs = Promised("b", frozenset("abc"))
-    assert now.look(now.goes("d"), promised=theirs, is_bound=True) == ()
+    assert now.look(now.goes("d"), promised=theirs) == ()
     ours = Promised("a", frozenset("abc"))
-    assert now.opens(now.look(now.goes("d"), promised=ours, is_bound=True)) is not None
+    assert now.opens(now.look(now.goes("d"), promised=ours)) is not None
 
 
 def test_a_world_is_handed_over_once_it_has_made_a_step():
@@ -248,6 +262,24 @@ def test_where_every_node_goes_and_none_comes_any_of_them_suspends():
     assert only(effects, SuspendAlone).reason == "a, b, c, d will go, and every node goes, and none comes"
 
 
+def test_where_every_node_goes_and_none_comes_an_open_handoff_is_superseded_and_the_job_suspended():
+    """It would go on with a world that nothing is left of."""
+    now = Scene()
+    now.look()
+    now.comes_up(now.hear(wanted()))
+    now.plans.finds = NoPlan("too few stay")
+    effects = now.look(*map(now.goes, FOUR), may_suspend=True)
+    only(effects, HandoffSuperseded)
+    only(effects, SuspendAlone)
+    amends = Scene()
+    amends.look()
+    amends.comes_up(amends.hear(wanted()))
+    amends.plans.finds = plan_of("e")
+    effects = amends.look(*map(amends.goes, FOUR), may_suspend=True)
+    assert only(effects, HandoffAmended).purpose.leaving == set(FOUR)
+    assert not any(isinstance(effect, SuspendAlone) for effect in effects)
+
+
 # What the service proposes.
 
 
@@ -267,7 +299,7 @@ def test_a_proposal_is_not_opened_before_the_losses_are_known_nor_from_another_w
     now.look()
     assert now.hear(replace(wanted(), parent=2)) == ()
     assert now.hear(replace(wanted(), has_ended=True)) == (), "another agent has tried"
-    now.look(is_bound=True)
+    now.look(promised=Promised("b", frozenset("abc")))
     assert now.hear(wanted()) == ()
     now.look()
     opened = now.comes_up(now.hear(wanted()))
