@@ -15,11 +15,10 @@ from agent.protocol.values import HandoffCause, HandoffState, Placement
 from agent.supervisor.records import StoreKey
 from liver_core.handoff import Order, Phase, Reason, Rung, Stage, StoreAddress
 from liver_core.handoff import Rung as CoreRung
-from liver_core.handoff.generations import next_start
 from liver_core.handoff.participant_events import RankStage
 from liver_core.handoff.proposer import ProposerState
 from liver_core.layout import Member, ParallelLayout
-from tests.agent.driver.lead_scene import ACTIVE, FOUR, START_S, Scene
+from tests.agent.driver.lead_scene import FOUR, START_S, Scene
 from tests.agent.stub_service import StubService, members_of
 from tests.agent.waiting import fake_job
 
@@ -75,19 +74,6 @@ def test_what_rungs_cost_is_estimated_anew_for_an_amended_plan(job: JobOrder, le
     asyncio.run(run())
 
 
-def test_a_deadline_that_lies_later_does_not_move_the_open_one(job: JobOrder) -> None:
-    async def run() -> None:
-        now = Scene(job)
-        await now.notice(40.0, "d")
-        leaving = {"d": (START_S, START_S + 90.0), "c": (START_S, START_S + 80.0)}
-        await now.answer(leaving)
-        amended = now.mirrors[-1]
-        assert amended.plan_revision == 2
-        assert amended.deadline_utc is not None and amended.deadline_utc.timestamp() == START_S + 40.0
-
-    asyncio.run(run())
-
-
 def test_after_permission_another_notice_takes_it_back_and_amends_the_handoff(job: JobOrder) -> None:
     async def run() -> None:
         now = Scene(job)
@@ -107,44 +93,6 @@ def test_after_permission_another_notice_takes_it_back_and_amends_the_handoff(jo
         await now.deliver(RankStage.PREPARED)
         assert now.state is ProposerState.PERMITTED
         assert (now.mirrors[-1].leaving, now.mirrors[-1].superseded) == (("c", "d"), False)
-
-    asyncio.run(run())
-
-
-def test_a_boundary_that_comes_before_permission_is_taken_back_leaves_the_notice_to_the_next_handoff(
-    job: JobOrder,
-) -> None:
-    async def run() -> None:
-        now = Scene(job)
-        await now.notice(60.0, "d")
-        await now.deliver(RankStage.PREPARED)
-        await now.deliver(RankStage.READY)
-        await now.notice(60.0, "c", "d")
-        await now.deliver(RankStage.CUTTING_OVER)
-        assert now.state is ProposerState.PERMITTED
-        await now.notice(60.0, "c", "d")
-        mirror = now.mirrors[-1]
-        assert (now.state, mirror.leaving, mirror.superseded) == (ProposerState.PERMITTED, ("d",), False)
-        assert "refused" not in now.lead.status, "nobody asks for what comes too late"
-
-    asyncio.run(run())
-
-
-def test_no_handoff_is_opened_from_a_world_that_a_newer_start_replaces(job: JobOrder) -> None:
-    async def run() -> None:
-        now = Scene(job.model_copy(update={"next_generation": next_start(ACTIVE.generation) + 1}))
-        await now.notice(60.0, "d")
-        assert (now.mirrors, now.sent) == ([], [])
-        assert "the service has started generation 100001" in now.lead.status
-
-    asyncio.run(run())
-
-
-def test_a_handoff_takes_the_number_after_the_highest_that_the_service_knows(job: JobOrder) -> None:
-    async def run() -> None:
-        now = Scene(job.model_copy(update={"next_generation": 40}))
-        await now.notice(60.0, "d")
-        assert now.mirrors[-1].generation == 40
 
     asyncio.run(run())
 
@@ -245,37 +193,11 @@ def growth_onto_e(proposed_utc: datetime) -> HandoffOrder:
     )
 
 
-def test_capacity_that_appears_neither_amends_nor_delays_an_open_handoff(job: JobOrder) -> None:
-    async def run() -> None:
-        now = Scene(job)
-        await now.notice(60.0, "d")
-        before, mirrors = now.lead._proposer.record, len(now.mirrors)
-        wanted = growth_onto_e(now.mirrors[-1].opened_utc)
-        await now.propose(wanted)
-        assert now.lead._proposer.record == before
-        assert len(now.mirrors) == mirrors
-
-    asyncio.run(run())
-
-
 async def grown(now: Scene) -> None:
     """A handoff onto e is open, which a leads."""
     wanted = growth_onto_e(datetime.fromtimestamp(START_S, UTC))
     await now.propose(wanted)
     assert now.lead._leader.own.coming == {"e"}
-
-
-def test_a_lead_whose_own_node_goes_amends_its_open_handoff(job: JobOrder) -> None:
-    async def run() -> None:
-        now = Scene(job)
-        await grown(now)
-        await now.notice(25.0, "a")
-        amended = now.mirrors[-1]
-        assert (amended.plan_revision, amended.leaving, amended.proposer) == (2, ("a",), "a")
-        assert amended.target.node_ids() == ("b", "c", "d")
-        assert amended.deadline_utc is not None and amended.deadline_utc.timestamp() == START_S + 25.0
-
-    asyncio.run(run())
 
 
 def test_a_handoff_that_only_brings_in_a_node_that_goes_is_given_up_at_once(job: JobOrder) -> None:
@@ -285,24 +207,6 @@ def test_a_handoff_that_only_brings_in_a_node_that_goes_is_given_up_at_once(job:
         await now.notice(25.0, "e")
         assert now.state is ProposerState.ABORTING
         assert now.mirrors[-1].superseded and now.mirrors[-1].leaving == ()
-
-    asyncio.run(run())
-
-
-def test_a_handoff_without_a_node_that_goes_takes_another_than_the_one_that_was_to_come_and_goes_too(
-    job: JobOrder,
-) -> None:
-    """What was to come says nothing of when the state must be safe."""
-
-    async def run() -> None:
-        now = Scene(job.model_copy(update={"standing_plans": (), "spares": members_of(("e",))}))
-        await now.notice(60.0, "d")
-        assert now.lead._leader.own.coming == {"e"}
-        await now.answer({"d": (START_S, START_S + 60.0), "e": (START_S, START_S + 5.0)}, barred={"e"})
-        amended = now.mirrors[-1]
-        assert (amended.plan_revision, amended.leaving, amended.target.node_ids()) == (2, ("d",), ("a", "b", "c"))
-        assert amended.deadline_utc is not None and amended.deadline_utc.timestamp() == START_S + 60.0
-        assert now.lead._leader.own.coming == frozenset()
 
     asyncio.run(run())
 
@@ -423,20 +327,6 @@ def test_after_streaming_has_failed_the_next_handoff_of_that_world_copies_in_the
         assert now.mirrors[-1].reason is not None
         assert "live: it failed before in this world: the certificate differs" in now.mirrors[-1].reason.text
         assert now.lead._proposer.record.ended[-1].stage is Stage.ABORTED
-
-    asyncio.run(run())
-
-
-def test_nodes_that_are_noticed_at_once_are_answered_by_the_nearest_deadline_from_when_the_first_was_heard(
-    job: JobOrder,
-) -> None:
-    async def run() -> None:
-        now = Scene(job)
-        leaving = {"c": (START_S - 5.0, START_S + 80.0), "d": (START_S - 2.0, START_S + 40.0)}
-        await now.answer(leaving)
-        await now.settle()
-        assert {order.deadline_utc for _, order in now.sent} == {START_S + 40.0}
-        assert now.lead.progress is not None and now.lead.progress.notice_at == START_S - 5.0
 
     asyncio.run(run())
 

@@ -166,12 +166,13 @@ class SlotsRecord:
         self.world: Roster | None = ACTIVE
         self.starting = False
         self.newest = 0
+        self.highest = 1
 
     def newest_world(self) -> int:
         return self.newest
 
     def highest_generation(self) -> int:
-        return 1
+        return self.highest
 
     def is_starting(self) -> bool:
         return self.starting
@@ -592,6 +593,17 @@ def test_a_node_that_will_go_is_barred_until_its_notice_is_withdrawn(order: JobO
         assert {loss.node_id for loss in known.losses} == {"d", "e"}, "the leader knows who is a member"
         await scene.hear(withdrawn(notice("e")))
         assert scene.lead.known[-1][1].barred == {"d"}
+
+    asyncio.run(run())
+
+
+def test_the_leader_hears_of_the_numbers_that_the_service_and_the_ranks_here_know_as_used(order: JobOrder) -> None:
+    async def run() -> None:
+        for next_generation, highest, used in ((2, 1, 1), (8, 1, 7), (2, 6, 6)):
+            scene = Scene(order.model_copy(update={"next_generation": next_generation}))
+            scene.slots.highest = highest
+            await scene.hear(notice("d"))
+            assert scene.lead.known[-1][1].used == used
 
     asyncio.run(run())
 

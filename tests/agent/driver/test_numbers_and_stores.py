@@ -83,31 +83,6 @@ def test_a_lead_asks_others_but_for_the_first_attempt_that_another_node_has_just
     asyncio.run(scenario())
 
 
-def test_a_lead_that_was_cut_off_takes_no_number_that_another_lead_used_meanwhile(order: JobOrder) -> None:
-    async def scenario() -> None:
-        scene = LeadScene(order)
-        scene.heard = PeersHeard(highest=3)
-        await scene.notice(60.0, "b")
-        assert (scene.lead.open_id, scene.stores.asked) == ("", [])
-        assert scene.lead.status == "no handoff could be opened: another node knows of a generation 3"
-        await scene.notice(60.0, "b")
-        assert {sent.generation for _, sent in scene.sent} == {4}
-
-    asyncio.run(scenario())
-
-
-def test_two_leads_that_open_at_once_take_different_numbers(order: JobOrder) -> None:
-    """One that was asked some time ago, and the next, which was asked then since nothing had come of it."""
-
-    async def scenario() -> None:
-        scenes = [LeadScene(order), LeadScene(order)]
-        for place, scene in enumerate(scenes):
-            await scene.notice(60.0, "b", place=place, in_touch=True)
-        assert [{sent.generation for _, sent in scene.sent} for scene in scenes] == [{2}, {3}]
-
-    asyncio.run(scenario())
-
-
 def test_a_number_that_is_about_to_be_used_is_told_to_who_asks(order: JobOrder) -> None:
     async def scenario() -> None:
         scene = LeadScene(order)
