@@ -36,11 +36,8 @@ class PlayedHandoff:
                 self.target = tuple(dict.fromkeys((*self.target, *nodes)))
         if record.proposal is None:
             return
-        self.rung, self.deadline_s, self._revisions = (
-            record.proposal.rung,
-            record.proposal.deadline_utc,
-            record.plan_revision,
-        )
+        self.rung, self.deadline_s = record.proposal.rung, record.proposal.deadline_utc
+        self._revisions = record.plan_revision
         if record.phase is Phase.ABORT:
             self.ending_s = min(self.ending_s, self._ground.time.now)
 

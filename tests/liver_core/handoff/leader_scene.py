@@ -32,6 +32,7 @@ from liver_core.handoff.leader_events import (
     StoreReady,
     Wait,
 )
+from liver_core.handoff.own_handoffs import Led
 from liver_core.handoff.participant_events import OrderReceived, ParticipantEvent, RankReported, SendReport
 from liver_core.handoff.proposer_events import HandoffEnded, PersistProposal, ReportReceived, SendOrder
 from liver_core.layout import Member, ParallelLayout, Roster
@@ -111,16 +112,31 @@ class Scene:
 
     def __init__(self, node_id: str = "a", record: ProposerRecord | None = None) -> None:
         self.plans, self.now = Plans(), 1_000.0
-        self.ids = 0
-        self.leader = Leader(
-            job_id="job", node_id=node_id, agent_incarnation=1, planner=self.plans, new_id=self._new_id, record=record
-        )
+        self.ids, self.incarnation = 0, 0
+        self.leader = self._started(node_id, record)
         self.known = LossesKnown(world=ACTIVE)
         self.effects: list[LeaderEffect] = []
         self.orders: list[tuple[Member, Order]] = []
         self.participants: dict[Member, Participant] = {}
         for member in ACTIVE.members:
             self._join(member)
+
+    def restart(self, led: Led | None = None) -> None:
+        """Only what was persisted is left."""
+        persisted = self.persisted()
+        self.leader = self._started(self.leader.node_id, persisted[-1] if persisted else None, led)
+
+    def _started(self, node_id: str, record: ProposerRecord | None, led: Led | None = None) -> Leader:
+        self.incarnation += 1
+        return Leader(
+            job_id="job",
+            node_id=node_id,
+            agent_incarnation=self.incarnation,
+            planner=self.plans,
+            new_id=self._new_id,
+            record=record,
+            led=led,
+        )
 
     def _new_id(self) -> str:
         self.ids += 1

@@ -60,6 +60,7 @@ events = st.one_of(
     st.tuples(st.just("cancel"), st.none()),
     st.tuples(st.just("away"), st.sets(st.sampled_from(NODES))),
     st.tuples(st.just("tick"), st.none()),
+    st.tuples(st.just("restart"), st.none()),
 )
 
 
@@ -94,6 +95,9 @@ class Attacked(Scene):
             assert isinstance(value, int)
             for stage in WELL[:value]:
                 self.say(stage)
+        elif what == "restart":
+            self.stored = [each for each in self.stored if each in self.opened]  # The host knows which ones still run.
+            self.restart()
         elif what == "asked":
             self.hear(AskedToLead())
         elif what == "answers":

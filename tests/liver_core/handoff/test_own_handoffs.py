@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from liver_core.handoff import CutoverDeadlines, Decision, FailedPart, FailureCause, RankStage, Reason, Rung, Stage
-from liver_core.handoff.leader import Leader
 from liver_core.handoff.leader_events import (
     AskPeers,
     HandoffAmended,
@@ -25,7 +24,7 @@ from liver_core.handoff.proposer import PEER_LOST_S, ProposerState
 from liver_core.handoff.proposer_events import Cancel, Proposal, ProposerRecord, Tick
 from liver_core.layout import Member
 from liver_core.retries import RETRY_MAX_S
-from tests.liver_core.handoff.leader_scene import ACTIVE, FOUR, STORE, Plans, Scene, only, plan_of, wanted
+from tests.liver_core.handoff.leader_scene import ACTIVE, FOUR, STORE, Scene, only, plan_of, wanted
 
 WHY = Reason("a person said so", "cancel")
 
@@ -279,28 +278,19 @@ def test_a_cancel_of_nothing_is_nothing():
 # A restart.
 
 
-def test_a_leader_that_was_started_again_goes_on_with_what_it_has_open_and_blames_itself():
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_leader_that_was_started_again_goes_on_with_what_it_has_open_and_blames_itself(is_kept: bool):
+    """Where nothing was kept beside the record, its handoff answers those that it leaves behind."""
     now = Scene()
     opened = now.open(now.goes("d", 30.0))
-    now.say(RankStage.PREPARING)
-    for led in (None, Led(opened.purpose.leaving, now.now)):
-        again = Scene()
-        again.leader = Leader(
-            job_id="job",
-            node_id="a",
-            agent_incarnation=2,
-            planner=Plans(),
-            new_id=str,
-            record=now.persisted()[-1],
-            led=led,
-        )
-        assert again.leader.own.open_id == opened.proposal.handoff_id
-        assert again.look(again.goes("d", 30.0)) == (), "it is answered"
-        only(again.look(again.goes("d", 30.0), again.goes("c", 30.0)), HandoffAmended)
-        again.now += 31.0
-        again.hear(Tick())
-        reason = again.leader.own.proposer.record.reason
-        assert reason is not None and "the agent of a, which leads, was started again meanwhile" in reason.text
+    now.restart(Led(opened.purpose.leaving, now.now) if is_kept else None)
+    assert now.leader.own.open_id == opened.proposal.handoff_id
+    assert now.look(now.goes("d", 30.0)) == (), "it is answered"
+    only(now.look(now.goes("d", 30.0), now.goes("c", 30.0)), HandoffAmended)
+    now.now += 31.0
+    now.hear(Tick())
+    reason = now.leader.own.proposer.record.reason
+    assert reason is not None and "the agent of a, which leads, was started again meanwhile" in reason.text
 
 
 def test_a_leader_without_a_record_has_nothing_open():
