@@ -60,6 +60,9 @@ SOONER_LEAST_S = 1.0
 FENCED_LOST_S = 2.0
 """As PEER_LOST_S, where the service has started a newer world: that fences the ranks of a member that is not reached,
 and this node may be needed to lead the next handoff."""
+WAITS_LONGER_S = 0.5
+"""After a failure, for each candidate before this one: two that open at once each have the promise of their own ranks,
+so that both fail, and would again."""
 NO_STORE = StoreAddress("not-up-yet", 1)
 """Of a proposal that is not open yet."""
 
@@ -114,6 +117,7 @@ class OwnHandoffs:
         self._opening: Opening | None = None
         self._no_plan_since: float | None = None
         self._failures, self._retry_at = 0, float("-inf")
+        self._place = 0
         self._started = 0
 
     # What can be asked.
@@ -235,6 +239,7 @@ class OwnHandoffs:
         if isinstance(generation, str):
             return (Say(generation),), generation
         self.proposer.record = replace(self.proposer.record, highest_generation=generation - 1)
+        self._place = place
         deadline = proposal.deadline_utc
         if purpose.notice_at is None:  # It is not given up while a large state streams.
             deadline = max(deadline, now + unhurried_s(choice))
@@ -451,7 +456,7 @@ class OwnHandoffs:
             self._failures, self._retry_at = 0, float("-inf")
             return
         self._failures += 1
-        self._retry_at = now + retry_in_s(self._failures)
+        self._retry_at = now + retry_in_s(self._failures) + self._place * WAITS_LONGER_S
 
 
 def _left_behind(proposal: Proposal) -> frozenset[str]:

@@ -6,6 +6,7 @@ import pytest
 
 from liver_core.handoff import CutoverDeadlines, Decision, FailedPart, FailureCause, RankStage, Reason, Rung, Stage
 from liver_core.handoff.leader_events import (
+    AskedToLead,
     AskPeers,
     HandoffAmended,
     HandoffSuperseded,
@@ -19,7 +20,7 @@ from liver_core.handoff.leader_events import (
     Wait,
     WorldStarted,
 )
-from liver_core.handoff.own_handoffs import FENCED_LOST_S, SOONER_LEAST_S, Led
+from liver_core.handoff.own_handoffs import FENCED_LOST_S, SOONER_LEAST_S, WAITS_LONGER_S, Led
 from liver_core.handoff.proposer import PEER_LOST_S, ProposerState
 from liver_core.handoff.proposer_events import Cancel, Proposal, ProposerRecord, Tick
 from liver_core.layout import Member
@@ -217,6 +218,18 @@ def test_after_failures_the_next_comes_later_and_later_and_at_once_after_a_succe
     now.open(now.goes("d", 600.0))
     assert now.succeed().decision is Decision.GO
     assert now.opens(now.look(now.goes("d", 600.0))) is not None
+
+
+def test_two_that_opened_at_once_and_both_failed_do_not_try_again_at_once():
+    """Ranks of either node are promised to its own handoff first, so that neither gets all."""
+    waits_s = []
+    for name in FOUR[:3]:
+        now = Scene(name)
+        now.hear(AskedToLead())
+        now.comes_up(now.look(now.goes("d", 600.0)))
+        now.fail()
+        waits_s.append(now.leader.next_deadline - now.now)
+    assert waits_s == [1.0, 1.0 + WAITS_LONGER_S, 1.0 + 2 * WAITS_LONGER_S]
 
 
 def test_what_is_put_off_does_not_hold_up_the_answer_of_a_handoff_that_is_open():
