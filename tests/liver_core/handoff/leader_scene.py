@@ -99,7 +99,7 @@ class Plans:
         self.asked.append((leaving, barred, waited_s))
         if self.finds is not None:
             return self.finds
-        come = [name for name in self.spares if name not in barred | leaving]
+        come = [name for name in self.spares if name not in barred | leaving | set(source.node_ids())]
         nodes = [name for name in source.node_ids() if name not in leaving] + come
         return plan_of(*nodes) if nodes else NoPlan("nobody stays")
 
