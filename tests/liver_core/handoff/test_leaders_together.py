@@ -264,7 +264,7 @@ notices = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.integers(0, 1_000), notices)
 def test_whoever_goes_has_left_before_its_end_where_all_messages_arrive(
     seed: int, found: list[tuple[str, float, float]]
@@ -277,7 +277,7 @@ def test_whoever_goes_has_left_before_its_end_where_all_messages_arrive(
     once(job)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.integers(0, 1_000),
     notices,
