@@ -1,36 +1,44 @@
-"""Notices about the nodes of one job, and what this node does about them: lead, or see that somebody who stays leads.
+"""Notices about the nodes of one job: what is known of them goes to the leader, and what that decides is carried out.
 
-The node that hears of its own end opens nothing. It tells the first staying peer that answers, and the next one when
-nothing comes of it. The service learns of it in parallel, through sync. Whoever leads an open handoff answers every
-notice that concerns it, also one for its own node or for a node that only comes with it: nobody else may.
+The service learns of the notices of this node in parallel, through sync.
 """
 
 import asyncio
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime
+from typing import assert_never
 
-from agent.driver.lead import Lead, Leaving
+from agent.driver.lead import Lead
 from agent.driver.node_context import Node
 from agent.driver.pace import Pace
 from agent.driver.participants import JobSlots
-from agent.driver.planning import Intent, NoPlan, Turn, lead_candidates
+from agent.driver.planning import lead_candidates, wanted_of
 from agent.link.lone_suspension import LoneSuspension
 from agent.peer.peer_client import PeerUnreachable
 from agent.protocol.notice_life import TAKES_THE_NODE, Notices, heard_until, moves_jobs
 from agent.protocol.peer import NoticeBody
 from agent.protocol.sync import HandoffOrder, JobOrder, NoticeFact
-from agent.protocol.values import HandoffCause, utc
+from agent.protocol.values import utc
+from liver_core.handoff.leader_events import (
+    AskedToLead,
+    AskPace,
+    CallOffSuspension,
+    Forwarded,
+    ForwardNotices,
+    HandoffWanted,
+    Loss,
+    LossesKnown,
+    NoticeEffect,
+    OwnNoticeWithdrawn,
+    Promised,
+    SuspendAlone,
+    TellWithdrawal,
+)
 from liver_core.handoff.suspending import EndTimes
 from liver_core.layout import Roster
-from liver_core.layout.limits import listed
 
-FORWARD_AGAIN_S, FORWARD_PATIENCE_S = 2.0, 5.0
-"""How soon a notice is forwarded again, and how long one candidate is given to make something of it."""
-LEAD_TURN_S = 3.0
-IN_TOUCH_S = 2.0
-"""Whoever was asked to lead by another node since then is not cut off."""
-ASKS_PACE = "asking the nodes that train how long a step takes"
 TOLD_MAX = 64
 WITHDRAWAL_ATTEMPTS = 3
 _log = logging.getLogger(__name__)
@@ -48,14 +56,8 @@ class NoticeResponse:
         self._alone = alone
         self._pace = pace
         self._notices = Notices()
-        self._asked_to_lead = False
-        self._asked_at = float("-inf")
+        self._is_news = False
         self._forwarding: asyncio.Task[None] | None = None
-        self._forwarded_at = float("-inf")
-        self._skip: dict[str, float] = {}
-        self._told: dict[str, float] = {}
-        self._heard_of_us: set[str] = set()
-        self._proposed_at: dict[str, float] = {}
         self._newest: Roster | None = None
 
     def take(self, fact: NoticeFact, *, asked_to_lead: bool) -> None:
@@ -63,7 +65,7 @@ class NoticeResponse:
         if fact.kind not in TAKES_THE_NODE:
             return
         if asked_to_lead and fact.withdrawn_utc is None:
-            self._asked_to_lead, self._asked_at = True, self._node.now()
+            self._lead.note(AskedToLead())
         notice = self._notices.take(fact)
         if notice is None:
             return
@@ -71,10 +73,11 @@ class NoticeResponse:
             # The agent that heard it may be gone before it reaches the service.
             self._node.outbox.put_notice(notice)
             self._node.sync_soon()
-        self._forwarded_at = float("-inf")  # News is told at once.
+        self._is_news = True
         if notice.withdrawn_utc is not None:
             _log.info("job %s: %s stays, its notice by %s is withdrawn", self._job_id, fact.node_id, fact.source)
-            self._tell_withdrawal(notice)
+            if notice.node_id == self._node.node_id:
+                self._tell_withdrawal(notice, self._lead.note(OwnNoticeWithdrawn()))
         elif moves_jobs(notice, utc(self._node.now())):
             when = "" if notice.deadline_utc is None else f" at {notice.deadline_utc:%H:%M:%S} UTC"
             _log.info("job %s: %s will go%s, heard by %s", self._job_id, fact.node_id, when, fact.source)
@@ -85,18 +88,10 @@ class NoticeResponse:
         active = self._world(order)
         if active is None:
             return
-        self._tell_who_brings_us_in(active)
-        leaving = self._leaving(active)
-        candidates = lead_candidates(order, active, leaving)
-        if leaving and candidates:
-            await self._answer(order, active, leaving, candidates)
-        elif leaving:
-            await self._suspend_alone(order, active, leaving, "every node goes, and none comes")
-        else:
-            self._asked_to_lead = False
-            await self._alone.call_off()
-        if order.handoff is not None and order.handoff.parent == active.generation:
-            await self._answer_proposal(order, order.handoff, active, candidates)
+        known, self._is_news = self._known(order, active), False
+        await self._carry_out(order, await self._lead.hear(order, known))
+        if order.handoff is not None:
+            await self._carry_out(order, await self._lead.hear(order, self._wanted(order, order.handoff)))
 
     def _world(self, order: JobOrder) -> Roster | None:
         """The job's world. A node without a rank in it knows it from the service: where every member goes, it leads.
@@ -121,169 +116,87 @@ class NoticeResponse:
             self._forwarding.cancel()
             await asyncio.gather(self._forwarding, return_exceptions=True)
 
-    async def _answer(
-        self, order: JobOrder, active: Roster, leaving: dict[str, list[NoticeFact]], candidates: tuple[str, ...]
-    ) -> None:
-        own = self._node.node_id
-        may_open = own in candidates and (self._asked_to_lead or candidates[0] == own)
-        if may_open or not self._lead.is_idle:
-            if self._slots.is_starting():
-                return self._lead.wait(f"the world of generation {active.generation} has not made its first step yet")
-            promised = self._slots.promised_order()
-            if promised is not None and promised.proposer_id != own and self._lead.is_idle:
-                return  # Somebody else leads a handoff here; a next one can only follow it.
-            if self._lead.is_idle and not self._pace.is_known(active):
-                return self._lead.wait(ASKS_PACE)
-            place = candidates.index(own) if own in candidates else len(candidates)
-            turn = Turn(place, in_touch=self._node.now() - self._asked_at <= IN_TOUCH_S)
-            where = (order, active, self._moments(leaving))
-            found = await self._lead.answer_loss(*where, barred=self._barred(active), turn=turn)
-            if isinstance(found, NoPlan):
-                await self._suspend_alone(order, active, leaving, found.reason)
-            elif isinstance(found, Intent):
-                await self._alone.call_off()
-            return
-        await self._forward(leaving, candidates)
+    def _known(self, order: JobOrder, active: Roster) -> LossesKnown:
+        """All that the leader has to know now."""
+        now, promised = utc(self._node.now()), self._slots.binding_order()
+        moving: dict[str, list[NoticeFact]] = {}
+        for fact in self._notices.moving(now):
+            moving.setdefault(fact.node_id, []).append(fact)
+        return LossesKnown(
+            world=active,
+            losses=tuple(self._loss(name, facts) for name, facts in moving.items()),
+            barred=self._notices.barred(now),
+            promised=promised and Promised(promised.proposer_id, frozenset(promised.target.node_ids())),
+            is_starting=self._slots.is_starting(),
+            knows_pace=self._pace.knows(active),
+            may_suspend=order.suspends_utc is None and order.spec.checkpoint is not None,
+            used=max(order.next_generation - 1, self._slots.highest_generation()),
+            news=self._is_news,
+        )
 
-    async def _suspend_alone(
-        self, order: JobOrder, active: Roster, leaving: dict[str, list[NoticeFact]], why: str
-    ) -> None:
-        """Nothing fits without these nodes. Where the service is away agents suspend the job, if it can be saved."""
-        if order.suspends_utc is not None or order.spec.checkpoint is None:
-            return
+    def _loss(self, name: str, facts: list[NoticeFact]) -> Loss:
+        """When it was heard first, and what its notices leave of time."""
+        budget = self._node.budget
+        return Loss(
+            name,
+            heard_at=min(fact.first_seen_utc for fact in facts).timestamp(),
+            safe_by=min(budget.safe_by_utc(fact.first_seen_utc, fact.deadline_utc) for fact in facts).timestamp(),
+            ends_at=min(budget.node_gone_utc(fact.first_seen_utc, fact.deadline_utc) for fact in facts).timestamp(),
+            late_until=min(map(heard_until, facts)).timestamp(),
+        )
+
+    def _wanted(self, order: JobOrder, wanted: HandoffOrder) -> HandoffWanted:
+        """What the service proposes, and what is known of it here."""
+        found = wanted_of(wanted, order.notices, now=self._node.now(), budget=self._node.budget)
+        is_heard = bool({fact.node_id for fact in self._notices.all()} & found.leaving)
+        return replace(found, is_heard=is_heard, has_ended=self._slots.has_ended(found.handoff_id))
+
+    async def _carry_out(self, order: JobOrder, effects: Iterable[NoticeEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case ForwardNotices(to=to, about=about):
+                    facts = [fact for fact in self._notices.moving(utc(self._node.now())) if fact.node_id in about]
+                    self._forwarding = asyncio.create_task(self._tell_first(tuple(facts[:TOLD_MAX]), to))
+                case SuspendAlone(world=world, leaving=leaving, reason=reason):
+                    await self._suspend_alone(world, leaving, reason)
+                case CallOffSuspension():
+                    await self._alone.call_off()
+                case AskPace(world=world):
+                    self._pace.is_known(world)
+                case TellWithdrawal():
+                    pass  # It is told where the notice is withdrawn.
+                case _:
+                    assert_never(effect)
+
+    async def _suspend_alone(self, world: Roster, leaving: frozenset[str], why: str) -> None:
         pulse = self._pace.pulse()
-        times = EndTimes(pulse.median_step_s, pulse.save_s)
-        text = f"{listed(sorted(leaving))} will go, and {why}"
-        await self._alone.plan(active, {node: _earliest(facts) for node, facts in leaving.items()}, times, text)
-
-    async def _forward(self, leaving: dict[str, list[NoticeFact]], candidates: tuple[str, ...]) -> None:
-        """Tell the first candidate that answers, again and further down the order while nothing comes of it."""
-        promised = self._slots.promised_order()
-        if promised is not None and not set(promised.target.node_ids()) & set(leaving):
-            return  # A handoff without all of them is under way.
-        if self._node.node_id not in leaving:
-            return  # Who hears of its own end tells it; what the service told, it has told the others too.
-        self._tell([fact for found in leaving.values() for fact in found], candidates)
-
-    def _tell(self, facts: list[NoticeFact], candidates: tuple[str, ...]) -> None:
-        now = self._node.now()
-        busy = self._forwarding is not None and not self._forwarding.done()
-        if busy or now - self._forwarded_at < FORWARD_AGAIN_S:
-            return
-        self._forwarded_at = now
-        self._forwarding = asyncio.create_task(self._tell_first(tuple(facts[:TOLD_MAX]), candidates))
-
-    def _tell_who_brings_us_in(self, active: Roster) -> None:
-        """This node goes before the handoff that brings it in has ended: its lead makes another plan."""
-        own, promised = self._node.node_id, self._slots.promised_order()
-        if promised is None or promised.proposer_id == own or own in active.node_ids():
-            return
-        ours = [fact for fact in self._notices.moving(utc(self._node.now())) if fact.node_id == own]
-        if ours and own in promised.target.node_ids():
-            self._tell(ours, (promised.proposer_id,))
+        facts = self._notices.moving(utc(self._node.now()))
+        going = {name: _earliest([fact for fact in facts if fact.node_id == name]) for name in sorted(leaving)}
+        await self._alone.plan(world, going, EndTimes(pulse.median_step_s, pulse.save_s), why)
 
     async def _tell_first(self, facts: tuple[NoticeFact, ...], candidates: tuple[str, ...]) -> None:
-        now = self._node.now()
-        ready = [name for name in candidates if self._is_worth_telling(name, now)]
-        if not ready:
-            self._skip.clear()
-            self._told.clear()
-        for name in ready or candidates:
-            try:
-                for fact in facts:
-                    body = NoticeBody(notice=fact, step_s=self._pace.pulse().median_step_s)
-                    await self._node.peers.send(self._node.envelope(self._job_id, name, body))
-            except PeerUnreachable as error:
-                _log.warning("job %s: %s cannot be told of the notice: %s", self._job_id, name, error)
-                self._skip[name] = now + FORWARD_PATIENCE_S
-                continue
-            self._told.setdefault(name, now)
-            self._heard_of_us.add(name)
-            return
+        told, missed = "", list[str]()
+        try:
+            for name in candidates:
+                try:
+                    for fact in facts:
+                        body = NoticeBody(notice=fact, step_s=self._pace.pulse().median_step_s)
+                        await self._node.peers.send(self._node.envelope(self._job_id, name, body))
+                except PeerUnreachable as error:
+                    _log.warning("job %s: %s cannot be told of the notice: %s", self._job_id, name, error)
+                    missed.append(name)
+                    continue
+                told = name
+                return
+        finally:
+            self._lead.note(Forwarded(told, tuple(missed)))
 
-    def _is_worth_telling(self, name: str, now: float) -> bool:
-        """Not if it was unreachable just now, nor if it was told a while ago and nothing came of it."""
-        if self._skip.get(name, float("-inf")) > now:
-            return False
-        return now - self._told.get(name, now) <= FORWARD_PATIENCE_S
-
-    def _tell_withdrawal(self, notice: NoticeFact) -> None:
-        """Who was told that this node goes is told that it stays; everybody else hears it from the service."""
-        if notice.node_id != self._node.node_id:
-            return
-        for name in sorted(self._heard_of_us):
+    def _tell_withdrawal(self, notice: NoticeFact, effects: Iterable[NoticeEffect]) -> None:
+        """Everybody who was not told that this node goes hears it from the service."""
+        for name in (name for effect in effects if isinstance(effect, TellWithdrawal) for name in effect.to):
             envelope = self._node.envelope(self._job_id, name, NoticeBody(notice=notice))
             subject = f"notice/{notice.kind}/{notice.source}"
             self._node.peers.send_newest(envelope, subject, attempts=WITHDRAWAL_ATTEMPTS)
-        self._heard_of_us.clear()
-        self._told.clear()
-
-    async def _answer_proposal(
-        self, order: JobOrder, wanted: HandoffOrder, active: Roster, candidates: tuple[str, ...]
-    ) -> None:
-        """The first agent of the order that is up opens it, or says why it does not; the others wait their turn."""
-        own = self._node.node_id
-        if own not in candidates or self._slots.is_bound() or self._slots.is_starting() or not self._lead.is_idle:
-            return
-        going = self._leaving(active).keys()
-        is_answered = wanted.cause is HandoffCause.NOTICE and not going & set(wanted.leaving)
-        if is_answered and not {fact.node_id for fact in self._notices.all()} & set(wanted.leaving):
-            return  # Its notices have not come yet.
-        key = str(wanted.handoff_id)
-        if self._slots.has_ended(key):
-            return  # Another agent has tried; the service will hear of it, and propose again if it still wants that.
-        since = self._proposed_at.setdefault(key, self._node.now())
-        while len(self._proposed_at) > 64:
-            del self._proposed_at[next(iter(self._proposed_at))]
-        if not self._pace.is_known(active):
-            return self._lead.wait(ASKS_PACE)
-        turn = candidates.index(own)
-        if self._node.now() - since < turn * LEAD_TURN_S:
-            return
-        if is_answered:
-            self._lead.decline(wanted, f"no notice moves the job away from {listed(sorted(wanted.leaving))} any more")
-        elif barred := self._barred(active) & set(wanted.target.node_ids()):
-            self._lead.decline(wanted, f"{listed(sorted(barred))} will go")
-        else:
-            await self._lead.answer_proposal(order, active, wanted, Turn(turn))
-
-    def _leaving(self, active: Roster) -> dict[str, list[NoticeFact]]:
-        """Members that will go, also those that the handoff led here brings in, each with the notices that say so."""
-        members = {*active.node_ids(), *self._lead.coming}
-        found: dict[str, list[NoticeFact]] = {}
-        for fact in self._notices.moving(utc(self._node.now())):
-            if fact.node_id in members:
-                found.setdefault(fact.node_id, []).append(fact)
-        return found
-
-    def _barred(self, active: Roster) -> frozenset[str]:
-        """Nodes that must not get a rank which they do not have yet."""
-        return self._notices.barred(utc(self._node.now())) - set(active.node_ids())
-
-    def _moments(self, leaving: dict[str, list[NoticeFact]]) -> Leaving:
-        """When each was heard first, and by when the node's state must be elsewhere. A node whose time has run out is
-        left behind too, but does not take their time from the others. Where all have only what is reserved for delays,
-        that is used, and then the time for which a machine may go late: a loss is certain without it."""
-        now, budget = self._node.now(), self._node.budget
-        found: Leaving = {}
-        ends: list[float] = []
-        latest: list[float] = []
-        for name, facts in leaving.items():
-            heard_at = min(fact.first_seen_utc for fact in facts)
-            safe_by = min(budget.safe_by_utc(fact.first_seen_utc, fact.deadline_utc) for fact in facts)
-            found[name] = (heard_at.timestamp(), safe_by.timestamp())
-            ends.append(min(budget.node_gone_utc(fact.first_seen_utc, fact.deadline_utc) for fact in facts).timestamp())
-            latest.append(min(map(heard_until, facts)).timestamp())
-        safe = (safe_by for _, safe_by in found.values())
-        in_time = _next_of(safe, now) or _next_of(ends, now) or _next_of(latest, now)
-        if in_time is None:
-            return found
-        return {name: (heard, safe_by if safe_by > now else in_time) for name, (heard, safe_by) in found.items()}
-
-
-def _next_of(times: Iterable[float], now: float) -> float | None:
-    """The first that is not past, seconds since 1970."""
-    return min((at for at in times if at > now), default=None)
 
 
 def _earliest(facts: list[NoticeFact]) -> datetime | None:

@@ -51,11 +51,15 @@ class Pace:
     def is_known(self, world: Roster) -> bool:
         """Whether the seconds of a step of `world` are known here. False while its members are being asked; where none
         of them tells, this counts as known, so that nothing waits for it any longer."""
-        if self._told_of >= world.generation or any(pulse.seconds for pulse in self._pulses()):
+        if self.knows(world):
             return True
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask_members(world))
         return False
+
+    def knows(self, world: Roster) -> bool:
+        """The same, but nobody is asked."""
+        return self._told_of >= world.generation or any(pulse.seconds for pulse in self._pulses())
 
     async def close(self) -> None:
         """Ask no more."""

@@ -187,6 +187,12 @@ class JobSlots:
         """The order of the handoff that ranks of this node are promised to."""
         return next((item.record.order for item in self.participants.values() if item.record.order is not None), None)
 
+    def binding_order(self) -> Order | None:
+        """The same of one that has not made its first step in the next world: after that it takes part in another, also
+        where the agent that led this one is gone."""
+        bound = (item for item in self.participants.values() if item.state is not ParticipantState.ACTIVE)
+        return next((item.record.order for item in bound if item.record.order is not None), None)
+
     async def give_up(self, generation: int) -> bool:
         """The service has started `generation`: what any slot holds of an older world or handoff is over. Whether that
         is news to one of them."""

@@ -4,25 +4,15 @@ Pure: everything known comes in, a decision with its reason comes out.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from agent.notices.warning_budget import WarningBudget
 from agent.protocol.jobfile import ModelShape
 from agent.protocol.notice_life import heard_until, is_open
-from agent.protocol.sync import HandoffOrder, JobOrder
-from agent.protocol.values import HandoffCause, utc
-from liver_core.handoff import (
-    CutoverDeadlines,
-    HandoffId,
-    LadderInputs,
-    Proposal,
-    Rung,
-    RungChoice,
-    RungCost,
-    StoreAddress,
-)
-from liver_core.handoff.generations import next_handoff, start_of
-from liver_core.handoff.ladder import cutover_deadlines, unhurried_s
+from agent.protocol.sync import HandoffOrder, JobOrder, NoticeFact
+from agent.protocol.values import utc
+from liver_core.handoff import LadderInputs
+from liver_core.handoff.leader_events import HandoffWanted, NoPlan, Plan, Wait
 from liver_core.layout import Member, ParallelLayout, Roster
 from liver_core.layout.limits import listed
 from liver_core.reshard import seat
@@ -46,48 +36,6 @@ STEP_GUESS_S, STEP_GUESS_TIMES = 2.0, 2.0
 ranks that cannot follow find that out themselves."""
 GRADIENT_BYTES_PER_PARAMETER = 4
 """What a target reads of each step that it follows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The world to go to, and why. `digest` is that of the service's plan, empty for one made here."""
-
-    layout: ParallelLayout
-    members: tuple[Member, ...]
-    digest: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Intent:
-    """A handoff to open, before it has a store. `notice_at`: when the first of its notices was heard."""
-
-    handoff_id: str
-    cause: HandoffCause
-    plan: Plan
-    source: Roster
-    leaving: frozenset[str]
-    deadline_utc: float
-    notice_at: float | None
-    rung: Rung = Rung.STOP_AND_COPY
-    estimate_s: float | None = None
-    reason: str = ""
-    cutover: CutoverDeadlines = field(default_factory=CutoverDeadlines)
-    costs: tuple[RungCost, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Ask again in a moment."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class NoPlan:
-    """There is no world to go to live; what is left, checkpoint rung or suspension, the service decides."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +80,6 @@ class Learned:
     def margin_s(self) -> float:
         """How much later than estimated the next handoff may be safe."""
         return min(MARGIN_MOST_S, max(MARGIN_LEAST_S, *self.late_s)) if self.late_s else MARGIN_GUESS_S
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """Of a node that leads: its `place` among those that may, first choice first, and whether it is `in_touch`, since
-    another node has just asked it to."""
-
-    place: int = 0
-    in_touch: bool = False
-
-
-FIRST = Turn()
 
 
 def lead_candidates(order: JobOrder, active: Roster, leaving: Iterable[str]) -> tuple[str, ...]:
@@ -209,59 +145,29 @@ def _layer_parameters(model: ModelShape) -> int:
     return 4 * model.hidden_size**2 + 3 * model.hidden_size * ffn * (model.num_experts or 1)
 
 
-def intent_of(order: JobOrder, wanted: HandoffOrder, active: Roster, *, now: float, budget: WarningBudget) -> Intent:
+def wanted_of(
+    wanted: HandoffOrder, notices: Iterable[NoticeFact], *, now: float, budget: WarningBudget
+) -> HandoffWanted:
     """What the service proposes: until the deadline of its notices where there are any, counted from when the first of
     them was heard. What is reserved of that for delays, and then what a machine may go late, is used where nothing else
-    is left."""
-    plan = Plan(wanted.target.layout, wanted.target.members, wanted.plan_digest, wanted.reason)
+    is left. `notices`: those that the service tells."""
     deadline, notice_at = now + HANDOFF_DEADLINE_S, None
     if wanted.leaving or wanted.deadline_utc is not None:
-        heard = [fact for fact in order.notices if fact.node_id in wanted.leaving and is_open(fact, utc(now))]
+        heard = [fact for fact in notices if fact.node_id in wanted.leaving and is_open(fact, utc(now))]
         notice_at = min((fact.first_seen_utc for fact in heard), default=wanted.proposed_utc).timestamp()
         if wanted.deadline_utc is not None:
             safe_by = budget.safe_by_utc(utc(notice_at), wanted.deadline_utc)
             ends = (safe_by, wanted.deadline_utc, *sorted(map(heard_until, heard)))
             deadline = next((at for at in ends if at > utc(now)), wanted.deadline_utc).timestamp()
-    leaving = frozenset(wanted.leaving)
-    return Intent(str(wanted.handoff_id), wanted.cause, plan, active, leaving, deadline, notice_at)
-
-
-def proposal_of(intent: Intent, job_id: str, store: StoreAddress) -> Proposal:
-    """What the proposer opens."""
-    return Proposal(
-        handoff_id=HandoffId(intent.handoff_id),
-        job_id=job_id,
-        parent=intent.source.generation,
-        source=intent.source,
-        layout=intent.plan.layout,
-        members=intent.plan.members,
-        plan_digest=intent.plan.digest,
-        store=store,
-        cause=str(intent.cause),
-        rung=intent.rung,
-        deadline_utc=intent.deadline_utc,
-        cutover=intent.cutover,
+    return HandoffWanted(
+        handoff_id=str(wanted.handoff_id),
+        parent=wanted.parent,
+        cause=str(wanted.cause),
+        plan=Plan(wanted.target.layout, wanted.target.members, wanted.plan_digest, wanted.reason),
+        leaving=frozenset(wanted.leaving),
+        deadline_utc=deadline,
+        notice_at=notice_at,
     )
-
-
-def same_plan(current: Proposal, leaving: frozenset[str], deadline_utc: float, notice_at: float) -> Intent:
-    """What an open handoff is for, with a nearer deadline."""
-    assert current.source is not None, "what has no source is no answer to a notice"
-    plan = Plan(current.layout, current.members, current.plan_digest, "as it is open")
-    return Intent(current.handoff_id, HandoffCause.NOTICE, plan, current.source, leaving, deadline_utc, notice_at)
-
-
-def on_rung(
-    wanted: Intent, choice: RungChoice, inputs: LadderInputs, *, now: float, costs: tuple[RungCost, ...] = ()
-) -> Intent:
-    """`wanted` on the rung that was chosen, with its limits. Where nothing presses it is not given up while a large
-    state streams: its deadline is several times the estimate away."""
-    reason, deadline = f"{wanted.plan.reason}; {choice.reason}", wanted.deadline_utc
-    if wanted.notice_at is None:
-        deadline = max(deadline, now + unhurried_s(choice))
-    limits, estimate_s = cutover_deadlines(inputs), choice.estimate_s
-    wanted = replace(wanted, estimate_s=estimate_s, reason=reason, deadline_utc=deadline, cutover=limits)
-    return replace(wanted, rung=choice.rung, costs=costs)
 
 
 def ladder_inputs(
@@ -344,14 +250,3 @@ def _plan_of_nodes(
         return NoPlan(f"{layout} needs {layout.world_size} slots, {slots} stay {without}")
     reason = f"layout for {nodes} nodes, made without the service: {choice.reason}"
     return Plan(layout, seat(layout, staying, come), "", reason)
-
-
-def next_number(highest: int, order: JobOrder, source: Roster, *, place: int = 0) -> int | str:
-    """The generation that a handoff from `source` makes, or why there is none. `highest`: the greatest known here.
-    `place`: of the node that leads among those that may. The numbers before are left to the others, since several may
-    open one at a time."""
-    used = max(highest, order.next_generation - 1, source.generation)
-    if start_of(used) > start_of(source.generation):
-        return f"no handoff of generation {source.generation}: the service has started generation {used}"
-    number = next_handoff(used + place, source.generation)
-    return number or f"no handoff of generation {source.generation}: its start has no number left"

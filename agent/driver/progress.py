@@ -11,10 +11,10 @@ from statistics import median
 from uuid import UUID
 
 from agent.driver.handoff_measures import merge_measures
-from agent.driver.planning import Intent, Learned
+from agent.driver.planning import Learned
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffMeasures, HandoffMirror
-from agent.protocol.values import HandoffState, utc
+from agent.protocol.values import HandoffCause, HandoffState, utc
 from liver_core.handoff import (
     CostParts,
     Decision,
@@ -30,6 +30,7 @@ from liver_core.handoff import (
     RungCost,
     Stage,
 )
+from liver_core.handoff.leader_events import Purpose
 from liver_core.handoff.proposer_events import HandoffEnded
 from liver_core.layout import Member, Roster
 
@@ -119,18 +120,6 @@ def _between(late: list[tuple[float, float]], moment: float) -> float:
     return late[-1][1]
 
 
-@dataclass(frozen=True, slots=True)
-class Amendment:
-    """Why the plan of an open handoff gets a newer revision: `more` nodes go too, or one goes sooner. `costs` and
-    `estimate_s` as in `Progress`, of the newer plan; not known for one that this agent's process did not make."""
-
-    more: frozenset[str]
-    notice_at: float | None
-    reason: str
-    costs: tuple[RungCost, ...] = ()
-    estimate_s: float | None = None
-
-
 @dataclass(slots=True)
 class Progress:
     """One handoff. `marks`: first moment of decided (on disk), first order (at a rank), ready, boundary, active, safe
@@ -149,7 +138,7 @@ class Progress:
     estimate_s: float | None = None
     costs: tuple[RungCost, ...] = ()
     lost_parts: CostParts | None = None
-    amendment: Amendment | None = None
+    amendment: Purpose | None = None
     fallback: Reason | None = None  # why the ranks copied what was to stream
     redone: Reason | None = None  # why a batch was done again that was to be handed over
     decision: Decision = Decision.UNDECIDED
@@ -192,7 +181,7 @@ class Progress:
 
     def _take_revision(self, record: ProposerRecord) -> None:
         """The plan has a newer revision. What was reported of the older one is void."""
-        proposal, amendment = record.proposal, self.amendment or Amendment(frozenset(), None, "amended")
+        proposal, amendment = record.proposal, self.amendment or Purpose(frozenset(), None, "amended")
         assert proposal is not None
         self.amendment = None
         target = Roster(proposal.job_id, record.generation, proposal.layout, proposal.members)
@@ -201,7 +190,7 @@ class Progress:
                 "plan_revision": record.plan_revision,
                 "plan_digest": proposal.plan_digest,
                 "target": target,
-                "leaving": tuple(sorted(self.leaving | amendment.more)),
+                "leaving": tuple(sorted(self.leaving | amendment.leaving)),
                 "rung": proposal.rung,
                 "deadline_utc": utc(proposal.deadline_utc),
             }
@@ -330,27 +319,27 @@ def untold_ends(
     )
 
 
-def first_mirror(intent: Intent, proposal: Proposal, generation: int, node_id: str, now: float) -> HandoffMirror:
+def first_mirror(proposal: Proposal, purpose: Purpose, generation: int, node_id: str, now: float) -> HandoffMirror:
     """The mirror of a handoff that was just opened by the agent of `node_id`, which hosts its store as well."""
     return HandoffMirror(
-        handoff_id=UUID(intent.handoff_id),
+        handoff_id=UUID(proposal.handoff_id),
         job_id=proposal.job_id,
         parent=proposal.parent,
         generation=generation,
         plan_digest=proposal.plan_digest,
         proposer=node_id,
-        cause=intent.cause,
+        cause=HandoffCause(proposal.cause),
         state=HandoffState.PREPARING,
         stage=str(Phase.PREPARE),
-        rung=intent.rung,
-        source=intent.source,
+        rung=proposal.rung,
+        source=proposal.source,
         target=Roster(proposal.job_id, generation, proposal.layout, proposal.members),
-        leaving=tuple(sorted(intent.leaving)),
+        leaving=tuple(sorted(purpose.leaving)),
         store=proposal.store,
         store_node=node_id,
-        reason=Reason(intent.reason, "open"),
+        reason=Reason(purpose.reason, "open"),
         opened_utc=utc(now),
-        deadline_utc=utc(intent.deadline_utc),
+        deadline_utc=utc(proposal.deadline_utc),
         changed_utc=utc(now),
     )
 

@@ -1,4 +1,4 @@
-"""How a job goes from world g to world g+1: four sans-IO machines and the two messages between them.
+"""How a job goes from world g to world g+1: five sans-IO machines and the two messages between them.
 
 Pure: no threads, no clock, no randomness, no input or output. `README.md` beside this file shows the API and which
 process hosts which machine. Events and effects that share a name live in the modules of their machines.

@@ -49,6 +49,17 @@ def next_handoff(highest: int, parent: int) -> int | None:
     return following if start_of(following) == start_of(parent) else None
 
 
+def next_number(highest: int, parent: int, *, place: int = 0) -> int | str:
+    """The number of a world that a handoff from `parent` makes, or why there is none. `highest`: the greatest known as
+    used. `place`: of the node that leads among those that may. The numbers before are left to the others, since several
+    may open one at a time."""
+    used = max(highest, parent)
+    if start_of(used) > start_of(parent):
+        return f"no handoff of generation {parent}: the service has started generation {used}"
+    number = next_handoff(used + place, parent)
+    return number or f"no handoff of generation {parent}: its start has no number left"
+
+
 def unfenced(
     worlds: Iterable[Collection[Member]], *, target: Collection[Member], leased: Collection[str]
 ) -> tuple[str, ...]:

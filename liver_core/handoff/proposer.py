@@ -91,6 +91,11 @@ class Proposer:
         """What it is doing."""
         return ProposerState.IDLE if self.record.proposal is None else _STATE_OF_PHASE[self.record.phase]
 
+    @property
+    def used(self) -> int:
+        """The highest number that was burned here, or that a report has named."""
+        return max(self.record.highest_generation, self._highest_seen)
+
     def handle(self, event: ProposerEvent, now: float) -> Effects:
         """Take one event; `now` is seconds since 1970, UTC."""
         if self._phase_since is None:
@@ -138,8 +143,7 @@ class Proposer:
         return (*self._enter(now), *self._orders(now))
 
     def _next_generation(self, proposal: Proposal) -> int | None:
-        used = max(self.record.highest_generation, self._highest_seen, proposal.parent)
-        return next_handoff(used, proposal.parent)
+        return next_handoff(max(self.used, proposal.parent), proposal.parent)
 
     def _open_refusal(self, proposal: Proposal, now: float) -> str | None:
         if self.record.proposal is not None:

@@ -14,7 +14,7 @@ from liver_core.handoff import (
     agreed,
 )
 from liver_core.handoff.cutover import BoundaryAgreed
-from liver_core.handoff.participant_events import RankDied, RankReported
+from liver_core.handoff.participant_events import ParticipantState, RankDied, RankReported
 from liver_core.layout import Member
 from service.policy.types import Candidate
 from service.simulation.machines.change_times import ChangeTimes, prepared_in_s, read_in_s
@@ -38,8 +38,8 @@ class Ground(Meeting):
     ) -> None:
         super().__init__(times, setup, layouts, facts)
         self.job = PlayedJob(self)
-        self.lead = PlayedLead(self, self.job)
         self._nodes: dict[str, PlayedNode] = {}
+        self.lead = PlayedLead(self, self.job, self._promised)
         self._boundary_of: PlayedWorld | None = None
         self._ladder_for: tuple[str, int] | None = None
         self._ladder_is: LadderInputs | None = None
@@ -79,6 +79,11 @@ class Ground(Meeting):
         if name not in self._nodes and name in self.facts.nodes():
             self._nodes[name] = PlayedNode(self, name)
         return self._nodes.get(name)
+
+    def _promised(self, name: str) -> Order | None:
+        node = self._nodes.get(name)
+        is_bound = node is not None and node.participant.state is not ParticipantState.ACTIVE
+        return node.participant.record.order if node is not None and is_bound else None
 
     def send_order(self, member: Member, order: Order) -> None:
         if (node := self._node(member.node_id)) is not None:
@@ -230,6 +235,7 @@ class Ground(Meeting):
             self._loses_a_rank(world)
         for node in self._nodes.values():
             self.send(node.hear_start, order)
+        self.send(self.lead.world_started, order.generation)
 
     def start_rank(self, rank: Process, order: Order) -> None:
         """It waits for the others; then they load together."""

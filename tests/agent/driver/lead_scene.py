@@ -6,16 +6,17 @@ from collections.abc import Awaitable, Callable, Collection
 from types import SimpleNamespace
 from typing import Any, cast
 
-from agent.driver.lead import Lead, Leaving
+from agent.driver.lead import Lead
 from agent.driver.node_context import Node
-from agent.driver.planning import FIRST, Pulse, Turn
+from agent.driver.planning import Pulse, wanted_of
 from agent.notices.warning_budget import warning_budget
 from agent.peer.asking import PeersHeard
 from agent.protocol.peer import RankMeasures
-from agent.protocol.sync import HandoffDeclined, HandoffMirror, JobOrder, Provider
+from agent.protocol.sync import HandoffDeclined, HandoffMirror, HandoffOrder, JobOrder, Provider
 from agent.supervisor.records import StoreKey
 from agent.supervisor.stores import StoreError
 from liver_core.handoff import Order, Participant, ParticipantRecord, Reason, StoreAddress
+from liver_core.handoff.leader_events import AskedToLead, Loss, LossesKnown
 from liver_core.handoff.participant_events import OrderReceived, RankReported, RankStage, SendReport
 from liver_core.handoff.proposer import ProposerState
 from liver_core.layout import Member
@@ -114,13 +115,43 @@ class Scene:
     async def _send(self, member: Member, order: Order) -> None:
         self.sent.append((member, order))
 
-    async def notice(self, ends_in_s: float, *nodes: str, turn: Turn = FIRST) -> None:
-        """These nodes will go."""
-        leaving: Leaving = dict.fromkeys(nodes, (self.now, START_S + ends_in_s))
-        await self.lead.answer_loss(self.order, ACTIVE, leaving, turn=turn)
-        if self.lead.open_id and self.state is ProposerState.IDLE:
-            opened = await asyncio.wait_for(self.posted.get(), timeout=10.0)
-            await opened()
+    async def notice(self, ends_in_s: float, *nodes: str, place: int = 0, in_touch: bool = False) -> None:
+        """These nodes will go. Node a is at this place of those that may lead, `in_touch` if it has just been asked."""
+        await self.answer(dict.fromkeys(nodes, (self.now, START_S + ends_in_s)), place=place, in_touch=in_touch)
+        await self.settle()
+
+    async def answer(
+        self,
+        leaving: dict[str, tuple[float, float]],
+        *,
+        barred: Collection[str] = (),
+        place: int = 0,
+        in_touch: bool = False,
+    ) -> None:
+        """The same: when each was heard, and by when its state must be elsewhere. The store is not there yet."""
+        self._asked(0.0 if in_touch else 10.0)
+        others = [name for name in FOUR if name != "a" and name not in leaving]
+        lead_order = (*others[:place], "a", *others[place:])
+        losses = tuple(Loss(name, heard, safe, safe, safe) for name, (heard, safe) in leaving.items())
+        known = LossesKnown(world=ACTIVE, losses=losses, barred=frozenset(barred), used=self.order.next_generation - 1)
+        await self.lead.hear(self.order.model_copy(update={"lead_order": lead_order}), known)
+
+    async def propose(self, wanted: HandoffOrder, **losses_s: float) -> None:
+        """The service proposes it, where these nodes will go in so many seconds."""
+        await self.answer({name: (self.now, self.now + left_s) for name, left_s in losses_s.items()})
+        budget = warning_budget(Provider.AWS)
+        await self.lead.hear(self.order, wanted_of(wanted, self.order.notices, now=self.now, budget=budget))
+        await self.settle()
+
+    async def settle(self) -> None:
+        """What is being opened is open, or given up."""
+        while self.lead.open_id and self.state is ProposerState.IDLE:
+            await (await asyncio.wait_for(self.posted.get(), timeout=10.0))()
+
+    def _asked(self, ago_s: float) -> None:
+        self.now -= ago_s
+        self.lead.note(AskedToLead())
+        self.now += ago_s
 
     @property
     def state(self) -> ProposerState:

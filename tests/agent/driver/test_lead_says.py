@@ -9,7 +9,7 @@ import pytest
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import JobOrder
 from liver_core.handoff.participant_events import RankStage
-from tests.agent.driver.lead_scene import ACTIVE, FOUR, Scene
+from tests.agent.driver.lead_scene import FOUR, Scene
 from tests.agent.stub_service import StubService
 from tests.agent.waiting import fake_job
 
@@ -24,9 +24,9 @@ def test_from_the_notice_to_the_decision_and_to_the_first_order_of_a_rank_is_tol
         now = Scene(job)
         heard_at = now.now
         now.now += 0.04
-        await now.lead.answer_loss(job, ACTIVE, {"d": (heard_at, heard_at + 60.0)})
+        await now.answer({"d": (heard_at, heard_at + 60.0)})
         now.now += 0.02
-        await (await asyncio.wait_for(now.posted.get(), timeout=10.0))()
+        await now.settle()
         assert now.mirrors[-1].measures.notice_to_decided_s == pytest.approx(0.06, abs=1e-3)
         assert now.mirrors[-1].measures.notice_to_first_order_s is None
         now.now += 1.0

@@ -1,4 +1,4 @@
-"""What one node does about the notices of a job: when, as whom, and what it leaves alone."""
+"""What one node tells its leader of the notices of a job, when, and how it carries out what that decides."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,27 +12,38 @@ from uuid import UUID, uuid4
 import pytest
 
 from agent.driver.job_driver import TICK_S, JobDriver
-from agent.driver.lead import Lead, Leaving
+from agent.driver.job_planner import JobPlanner
+from agent.driver.lead import Lead
 from agent.driver.node_context import Node
-from agent.driver.notice_response import (
-    ASKS_PACE,
-    FORWARD_AGAIN_S,
-    FORWARD_PATIENCE_S,
-    IN_TOUCH_S,
-    LEAD_TURN_S,
-    NoticeResponse,
-)
+from agent.driver.notice_response import NoticeResponse
 from agent.driver.pace import Pace
 from agent.driver.participants import JobSlots
-from agent.driver.planning import NoPlan, Pulse, Turn, Wait
+from agent.driver.planning import Pulse
 from agent.link.lone_suspension import LoneSuspension
 from agent.link.outbox import Outbox
 from agent.notices.warning_budget import warning_budget
 from agent.peer.peer_client import PeerUnreachable
 from agent.protocol.notice_life import GOES_LATE
 from agent.protocol.peer import Envelope, NoticeBody
-from agent.protocol.sync import HandoffOrder, JobOrder, NoticeFact, NoticeKind, Provider, StandingPlan
+from agent.protocol.sync import HandoffOrder, JobOrder, NoticeFact, NoticeKind, Provider
 from agent.protocol.values import HandoffCause, Placement, utc
+from liver_core.handoff.forwarding import FORWARD_AGAIN_S
+from liver_core.handoff.leader import ASKS_PACE, Leader
+from liver_core.handoff.leader_events import (
+    AskedToLead,
+    Decline,
+    Forwarded,
+    HandoffWanted,
+    LeaderEvent,
+    LossesKnown,
+    NoPlan,
+    NoticeEffect,
+    OwnNoticeWithdrawn,
+    Plan,
+    Say,
+    Wait,
+    with_time_left,
+)
 from liver_core.handoff.suspending import EndTimes
 from liver_core.layout import ParallelLayout, Roster
 from tests.agent import virtual_time
@@ -44,35 +55,64 @@ ACTIVE = roster_of(1, FOUR)
 START_S = 1_700_000_000.0
 
 
+class FoundPlan(JobPlanner):
+    """`finds`: what stands in for the plan of a loss; None: nothing does."""
+
+    finds: NoPlan | Wait | None = None
+
+    def plan(
+        self, source: Roster, leaving: frozenset[str], *, barred: frozenset[str], left_s: float, waited_s: float
+    ) -> Plan | Wait | NoPlan:
+        found = super().plan(source, leaving, barred=barred, left_s=left_s, waited_s=waited_s)
+        return self.finds or found
+
+
 class LeadRecord:
-    """A lead that only notes what it is asked for."""
+    """A leader of which only what it decides about notices is carried out. It notes what it is told."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.is_idle = True
-        self.coming: frozenset[str] = frozenset()
-        self.asked: list[tuple[float, Leaving, frozenset[str]]] = []
-        self.turns: list[Turn] = []
-        self.opened: list[UUID] = []
+    def __init__(self, node_id: str, now: Callable[[], float]) -> None:
+        self.planner = FoundPlan(
+            pulse=lambda: Pulse(40, 0.0, 0.5, 30, 2.0), service_is_there=lambda: True, costs=lambda: ()
+        )
+        self.leader = Leader(
+            job_id=JOB_ID, node_id=node_id, agent_incarnation=1, planner=self.planner, new_id=lambda: str(uuid4())
+        )
+        self.now = now
+        self.known: list[tuple[float, LossesKnown]] = []
+        self.wanted: list[HandoffWanted] = []
+        self.said: list[str] = []
         self.declined: list[tuple[UUID, str]] = []
-        self.waits: list[str] = []
-        self.finds: Any = None
-        self._clock = clock
 
-    async def answer_loss(
-        self, order: JobOrder, active: Roster, leaving: Leaving, *, barred: frozenset[str], turn: Turn
-    ) -> Any:
-        self.asked.append((self._clock(), leaving, barred))
-        self.turns.append(turn)
-        return self.finds
+    @property
+    def asked(self) -> list[tuple[float, dict[str, tuple[float, float]]]]:
+        """When nodes of the world were to go, and each with when that was heard and by when it is safe."""
+        found = []
+        for at, known in self.known:
+            losses = (loss for loss in known.losses if loss.node_id in known.world.node_ids())
+            if left := with_time_left(losses, at):
+                found.append((at, {name: (loss.heard_at, loss.safe_by) for name, loss in left.items()}))
+        return found
 
-    async def answer_proposal(self, order: JobOrder, active: Roster, wanted: HandoffOrder, turn: Turn) -> None:
-        self.opened.append(wanted.handoff_id)
+    @property
+    def is_idle(self) -> bool:
+        return self.leader.own.is_idle
 
-    def decline(self, wanted: HandoffOrder, refusal: str) -> None:
-        self.declined.append((wanted.handoff_id, refusal))
+    async def hear(self, order: JobOrder, event: LossesKnown | HandoffWanted) -> tuple[NoticeEffect, ...]:
+        self.planner.order = order
+        if isinstance(event, LossesKnown):
+            self.known.append((self.now(), event))
+        else:
+            self.wanted.append(event)
+        return self._handle(event)
 
-    def wait(self, reason: str) -> None:
-        self.waits.append(reason)
+    def note(self, event: AskedToLead | OwnNoticeWithdrawn | Forwarded) -> tuple[NoticeEffect, ...]:
+        return self._handle(event)
+
+    def _handle(self, event: LeaderEvent) -> tuple[NoticeEffect, ...]:
+        effects = self.leader.handle(event, self.now())
+        self.said += [effect.text for effect in effects if isinstance(effect, Say)]
+        self.declined += [(UUID(effect.handoff_id), effect.reason) for effect in effects if isinstance(effect, Decline)]
+        return tuple(effect for effect in effects if isinstance(effect, NoticeEffect))
 
     async def tick(self, unreachable: dict[str, float]) -> None:
         """Nothing is led."""
@@ -103,13 +143,18 @@ class PaceRecord:
 
     def __init__(self) -> None:
         self.known = True
+        self.asked = 0
 
     def pulse(self) -> Pulse:
         return Pulse(40, 0.0, 0.5 if self.known else 0.0, 30, 2.0)
 
-    def is_known(self, world: Roster) -> bool:
-        assert world.generation == 1
+    def knows(self, world: Roster) -> bool:
+        assert world.generation
         return self.known
+
+    def is_known(self, world: Roster) -> bool:
+        self.asked += 1
+        return self.knows(world)
 
 
 class SlotsRecord:
@@ -121,9 +166,13 @@ class SlotsRecord:
         self.world: Roster | None = ACTIVE
         self.starting = False
         self.newest = 0
+        self.highest = 1
 
     def newest_world(self) -> int:
         return self.newest
+
+    def highest_generation(self) -> int:
+        return self.highest
 
     def is_starting(self) -> bool:
         return self.starting
@@ -132,6 +181,9 @@ class SlotsRecord:
         return self.world
 
     def promised_order(self) -> Any:
+        return self.promised
+
+    def binding_order(self) -> Any:
         return self.promised
 
     def is_bound(self) -> bool:
@@ -180,7 +232,7 @@ class Scene:
         self.order = order
         self.now = START_S
         self.peers = Peers(clock=lambda: self.now)
-        self.lead = LeadRecord(lambda: self.now)
+        self.lead = LeadRecord(node_id, lambda: self.now)
         self.alone = AloneRecord()
         self.pace = PaceRecord()
         self.slots = SlotsRecord()
@@ -222,7 +274,8 @@ class Scene:
         """The job's queue with its tick, started; the clock is the loop's."""
         loop = asyncio.get_running_loop()
         cast(Any, self.node).now = lambda: START_S + loop.time()
-        self.lead._clock = self.peers.clock = loop.time
+        self.peers.clock = loop.time
+        self.lead.now = self.node.now
         job = JobDriver(self.node, JOB_ID)
         job.order = self.order
         job.slots, job.lead = cast(JobSlots, self.slots), cast(Lead, self.lead)
@@ -293,24 +346,6 @@ def proposal(cause: HandoffCause, *nodes: str, leaving: tuple[str, ...] = ()) ->
     )
 
 
-def test_who_has_just_been_asked_to_lead_by_another_node_is_in_touch_with_it(order: JobOrder) -> None:
-    async def scenario() -> None:
-        scene = Scene(order)
-        await scene.hear(notice("d"))
-        await scene.hear(notice("d", 59.0), asked_to_lead=True)
-        scene.now += IN_TOUCH_S
-        await scene.leaving()
-        scene.now += 0.1
-        await scene.leaving()
-        assert [turn.in_touch for turn in scene.lead.turns] == [False, True, True, False]
-        assert {turn.place for turn in scene.lead.turns} == {0}
-        third = Scene(order, "c")
-        await third.hear(notice("d"), asked_to_lead=True)
-        assert [turn.place for turn in third.lead.turns] == [2]
-
-    asyncio.run(scenario())
-
-
 def test_a_notice_is_answered_when_it_is_heard_and_not_at_the_next_tick(order: JobOrder) -> None:
     async def run() -> None:
         scene = Scene(order)
@@ -319,7 +354,7 @@ def test_a_notice_is_answered_when_it_is_heard_and_not_at_the_next_tick(order: J
         heard_at = asyncio.get_running_loop().time()
         job.take_notice(notice("d"))
         await asyncio.sleep(TICK_S / 100)
-        assert [at for at, _, _ in scene.lead.asked] == [heard_at]
+        assert [at for at, _ in scene.lead.asked] == [START_S + heard_at]
         await job.close()
 
     virtual_time.run(run())
@@ -335,7 +370,7 @@ def test_a_notice_of_a_peer_is_answered_when_it_arrives(order: JobOrder) -> None
         heard_at = asyncio.get_running_loop().time()
         job.take_envelope(scene.node.envelope(JOB_ID, "b", NoticeBody(notice=notice("d"))))
         await asyncio.sleep(TICK_S / 100)
-        assert [at for at, _, _ in scene.lead.asked] == [heard_at]
+        assert [at for at, _ in scene.lead.asked] == [START_S + heard_at]
         await job.close()
 
     virtual_time.run(run())
@@ -430,45 +465,6 @@ def test_of_two_sources_the_one_that_names_the_earlier_end_counts_until_it_is_wi
     asyncio.run(run())
 
 
-def test_a_node_that_follows_another_leader_opens_nothing_of_its_own(order: JobOrder) -> None:
-    async def run() -> None:
-        scene = Scene(order)
-        scene.slots.promised = SimpleNamespace(proposer_id="b", target=roster_of(2, ("a", "b", "c")))
-        await scene.hear(notice("d"))
-        assert scene.lead.asked == []
-        scene.slots.promised = SimpleNamespace(proposer_id="a", target=roster_of(2, ("a", "b", "c")))
-        assert await scene.leaving() == {"d"}
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize(("leads", "goes"), [("a", "a"), ("b", "d")])
-def test_whoever_leads_an_open_handoff_answers_every_notice_of_a_member(order: JobOrder, leads: str, goes: str) -> None:
-    """Also one of its own node, and although it is not the first that may open one: no other agent may answer."""
-
-    async def run() -> None:
-        scene = Scene(order, leads)
-        scene.lead.is_idle = False
-        scene.slots.promised = SimpleNamespace(proposer_id=leads, target=roster_of(2, (*FOUR, "e")))
-        await scene.hear(notice(goes))
-        assert [set(leaving) for _, leaving, _ in scene.lead.asked] == [{goes}]
-        scene.lead.is_idle, scene.slots.promised = True, None
-        assert await scene.leaving() == set(), "what is open has ended, and another one may open the next"
-
-    asyncio.run(run())
-
-
-def test_a_node_that_the_open_handoff_brings_in_and_that_goes_is_answered_by_its_lead(order: JobOrder) -> None:
-    async def run() -> None:
-        scene = Scene(order)
-        await scene.hear(notice("e"))
-        assert scene.lead.asked == []
-        scene.lead.is_idle, scene.lead.coming = False, frozenset({"e"})
-        assert await scene.leaving() == {"e"}
-
-    asyncio.run(run())
-
-
 def test_a_node_that_goes_before_the_handoff_that_brings_it_in_has_ended_tells_its_lead_at_once(
     order: JobOrder,
 ) -> None:
@@ -500,51 +496,6 @@ def test_whoever_was_told_of_a_notice_is_told_that_it_is_withdrawn(order: JobOrd
     asyncio.run(run())
 
 
-def test_a_proposal_for_a_notice_that_is_withdrawn_is_not_opened_and_declined(order: JobOrder) -> None:
-    async def run() -> None:
-        scene = Scene(order)
-        wanted = proposal(HandoffCause.NOTICE, "a", "b", "c", leaving=("d",))
-        scene.order = order.model_copy(update={"handoff": wanted})
-        await scene.response.consider(scene.order)
-        assert scene.lead.opened == scene.lead.declined == [], "its notice has not come yet"
-        await scene.hear(withdrawn(notice("d")))
-        assert scene.lead.opened == []
-        assert scene.lead.declined == [(wanted.handoff_id, "no notice moves the job away from d any more")]
-        await scene.hear(notice("d", seen_s=20))
-        assert scene.lead.opened == [wanted.handoff_id]
-
-    asyncio.run(run())
-
-
-def test_a_proposal_that_comes_after_the_last_moment_of_its_notice_is_declined(order: JobOrder) -> None:
-    async def run() -> None:
-        for after_s, is_declined in ((9.9, False), (10.1, True)):
-            scene = Scene(order)
-            await scene.hear(notice("d", -5.0))
-            scene.now += after_s
-            wanted = proposal(HandoffCause.NOTICE, "a", "b", "c", leaving=("d",))
-            await scene.response.consider(order.model_copy(update={"handoff": wanted}))
-            assert (bool(scene.lead.declined), bool(scene.lead.opened)) == (is_declined, not is_declined)
-
-    asyncio.run(run())
-
-
-def test_a_node_that_will_go_gets_no_rank_by_a_proposal_or_a_plan(order: JobOrder) -> None:
-    async def run() -> None:
-        scene = Scene(order)
-        wanted = proposal(HandoffCause.GROW, *FOUR, "e")
-        scene.order = order.model_copy(update={"handoff": wanted})
-        await scene.hear(notice("e"))
-        assert scene.lead.opened == [] and scene.lead.asked == [], "e is no member, so nothing moves"
-        assert scene.lead.declined == [(wanted.handoff_id, "e will go")]
-        await scene.hear(notice("d"))
-        assert scene.lead.asked[-1][2] == {"e"}
-        await scene.hear(withdrawn(notice("e")))
-        assert scene.lead.opened == [wanted.handoff_id]
-
-    asyncio.run(run())
-
-
 def test_the_end_of_advice_is_told_to_nobody(order: JobOrder) -> None:
     async def run() -> None:
         scene = Scene(order, "d")
@@ -552,18 +503,6 @@ def test_the_end_of_advice_is_told_to_nobody(order: JobOrder) -> None:
         advice = notice("d").model_copy(update={"kind": NoticeKind.REBALANCE})
         await scene.hear(withdrawn(advice))
         assert scene.peers.tried == ["a"] and len(scene.peers.sent) == 1
-
-    asyncio.run(run())
-
-
-def test_who_is_told_of_a_withdrawal_is_not_asked_to_lead(order: JobOrder) -> None:
-    async def run() -> None:
-        scene = Scene(order, "b")
-        await scene.hear(notice("c"))
-        await scene.hear(withdrawn(notice("d")), asked_to_lead=True)
-        assert scene.lead.asked == [], "a is first, and nobody said that it does not answer"
-        await scene.hear(notice("c"), asked_to_lead=True)
-        assert await scene.leaving() == {"c"}
 
     asyncio.run(run())
 
@@ -583,162 +522,10 @@ def test_news_of_a_nearer_deadline_is_forwarded_at_once_and_what_is_no_news_is_n
     asyncio.run(run())
 
 
-def test_a_notice_that_a_handoff_answers_already_is_not_forwarded(order: JobOrder) -> None:
-    async def run() -> None:
-        scene = Scene(order, "d")
-        scene.slots.promised = SimpleNamespace(proposer_id="a", target=roster_of(2, ("a", "b", "c")))
-        await scene.hear(notice("d"))
-        assert scene.peers.tried == []
-        scene.slots.promised = SimpleNamespace(proposer_id="a", target=roster_of(2, ("a", "b", "d")))
-        await scene.hear(notice("d"))
-        assert scene.peers.tried == ["a"]
-
-    asyncio.run(run())
-
-
-def test_only_the_node_that_goes_forwards_its_notice(order: JobOrder) -> None:
-    async def run() -> None:
-        scene = Scene(order, "b")
-        await scene.hear(notice("d"))
-        assert scene.peers.tried == []
-
-    asyncio.run(run())
-
-
-def test_a_node_without_a_rank_leads_where_every_member_goes_and_only_there(order: JobOrder) -> None:
-    target = Placement(layout=ParallelLayout(pp=2), members=members_of(("e", "f")))
-    plan = StandingPlan(parent=1, leaving=FOUR, target=target, plan_digest="", reason="all new")
-
-    async def scenario() -> None:
-        for node_id, leads in (("e", True), ("f", False)):
-            scene = Scene(order.model_copy(update={"standing_plans": (plan,)}), node_id)
-            scene.slots.world = None
-            for name in FOUR[:3]:
-                await scene.hear(notice(name))
-            assert scene.lead.asked == [] and scene.peers.sent == []
-            await scene.hear(notice("d"))
-            assert [set(leaving) for _, leaving, _ in scene.lead.asked] == [set(FOUR)] * leads
-        scene = Scene(order)
-        scene.slots.world = None
-        await scene.hear(notice("b"))
-        assert scene.lead.asked == [], "a has a rank in that world, and does not know yet where it stands"
-
-    asyncio.run(scenario())
-
-
-def test_a_node_without_a_rank_opens_nothing_before_it_knows_how_long_a_step_takes(order: JobOrder) -> None:
-    """Whether the service proposes it, as in a drain, or a notice says so."""
-    wanted = proposal(HandoffCause.NOTICE, "e", "f", leaving=FOUR)
-    gone = tuple(notice(name) for name in FOUR)
-
-    async def scenario() -> None:
-        scene = Scene(order.model_copy(update={"handoff": wanted}), "e")
-        scene.slots.world, scene.pace.known = None, False
-        for fact in gone:
-            await scene.hear(fact)
-        assert (scene.lead.asked, scene.lead.opened, set(scene.lead.waits)) == ([], [], {ASKS_PACE})
-        scene.pace.known = True
-        await scene.response.consider(scene.order)
-        assert (len(scene.lead.asked), scene.lead.opened) == (1, [wanted.handoff_id])
-        scene.pace.known, scene.lead.is_idle = False, False
-        await scene.response.consider(scene.order)
-        assert len(scene.lead.asked) == 2, "what is open is amended with what is known"
-
-    asyncio.run(scenario())
-
-
-def test_a_node_whose_newer_world_has_ended_leads_none_from_the_world_that_the_service_told_last(
-    order: JobOrder,
-) -> None:
-    """The service is away and knows nothing of generation 2, which agents suspended with a checkpoint."""
-    target = Placement(layout=ParallelLayout(pp=2), members=members_of(("e", "f")))
-    plan = StandingPlan(parent=1, leaving=FOUR, target=target, plan_digest="", reason="all new")
-
-    async def scenario() -> None:
-        for newest, leads in ((0, True), (1, True), (2, False)):
-            scene = Scene(order.model_copy(update={"standing_plans": (plan,)}), "e")
-            scene.slots.world, scene.slots.newest = None, newest
-            for name in FOUR:
-                await scene.hear(notice(name))
-            assert (scene.lead.asked != []) is leads, newest
-
-    asyncio.run(scenario())
-
-
-def test_who_did_not_answer_is_left_alone_for_a_while_and_who_did_nothing_is_passed_over(order: JobOrder) -> None:
-    async def run() -> None:
-        scene = Scene(order, "d")
-        scene.peers.away = {"a"}
-        await scene.hear(notice("d"))
-        scene.now += FORWARD_AGAIN_S
-        await scene.hear(notice("d"))
-        assert scene.peers.tried == ["a", "b", "b"]
-        scene.now += FORWARD_PATIENCE_S - FORWARD_AGAIN_S + 0.1
-        scene.peers.away = set()
-        await scene.hear(notice("d"))
-        assert scene.peers.tried[3:] == ["a"], "its time is over, and b made nothing of it"
-        scene.peers.away = {"a"}
-        scene.now += FORWARD_PATIENCE_S + 0.1
-        await scene.hear(notice("d"))
-        assert scene.peers.tried[4:] == ["c"]
-
-    asyncio.run(run())
-
-
-def test_the_second_candidate_opens_a_proposal_after_its_turn_has_come(order: JobOrder) -> None:
-    async def run() -> None:
-        scene = Scene(order, "b")
-        wanted = proposal(HandoffCause.GROW, *FOUR, "e")
-        scene.order = order.model_copy(update={"handoff": wanted})
-        await scene.response.consider(scene.order)
-        scene.now += LEAD_TURN_S - 0.1
-        await scene.response.consider(scene.order)
-        assert scene.lead.opened == []
-        scene.now += 0.2
-        await scene.response.consider(scene.order)
-        assert scene.lead.opened == [wanted.handoff_id]
-
-    asyncio.run(run())
-
-
-def test_a_proposal_that_another_agent_opened_and_that_ended_is_not_opened_again(order: JobOrder) -> None:
-    """The service may not have heard of its end yet: one id has one proposer."""
-
-    async def run() -> None:
-        scene = Scene(order, "a")
-        wanted = proposal(HandoffCause.GROW, *FOUR, "e")
-        scene.slots.ended = {str(wanted.handoff_id)}
-        scene.order = order.model_copy(update={"handoff": wanted})
-        await scene.response.consider(scene.order)
-        assert scene.lead.opened == []
-        scene.slots.ended = set()
-        await scene.response.consider(scene.order)
-        assert scene.lead.opened == [wanted.handoff_id]
-
-    asyncio.run(run())
-
-
-def test_a_world_that_starts_is_handed_over_once_it_has_made_a_step(order: JobOrder) -> None:
-    """Its ranks refuse before: each attempt would use up a number and wait longer for the next."""
-
-    async def scenario() -> None:
-        scene = Scene(order)
-        scene.slots.starting = True
-        scene.order = order.model_copy(update={"handoff": proposal(HandoffCause.GROW, *FOUR, "e")})
-        await scene.hear(notice("d"))
-        assert (scene.lead.asked, scene.lead.opened) == ([], [])
-        assert scene.lead.waits == ["the world of generation 1 has not made its first step yet"]
-        scene.slots.starting = False
-        assert await scene.leaving() == {"d"}
-        assert scene.lead.opened
-
-    asyncio.run(scenario())
-
-
 def test_where_nothing_fits_agents_are_told_to_end_the_ranks_before_the_first_node_goes(order: JobOrder) -> None:
     async def run() -> None:
         scene = Scene(order)
-        scene.lead.finds = NoPlan("standing plan: 3 nodes stay, it needs 4")
+        scene.lead.planner.finds = NoPlan("standing plan: 3 nodes stay, it needs 4")
         await scene.hear(notice("d", 60.0))
         await scene.hear(notice("c", 30.0))
         assert scene.alone.said[-1] == (
@@ -764,6 +551,109 @@ def test_where_every_node_goes_and_none_comes_any_of_them_tells_the_others(order
     asyncio.run(run())
 
 
+def test_a_proposal_is_told_with_what_is_known_of_its_notices_and_of_its_end(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order)
+        wanted = proposal(HandoffCause.NOTICE, "a", "b", "c", leaving=("d",))
+        scene.order = order.model_copy(update={"handoff": wanted})
+        await scene.response.consider(scene.order)
+        assert (scene.lead.wanted[-1].is_heard, scene.lead.wanted[-1].has_ended) == (False, False)
+        assert scene.lead.declined == [] and scene.lead.is_idle, "its notice has not come yet"
+        await scene.hear(withdrawn(notice("d")))
+        assert scene.lead.wanted[-1].is_heard
+        assert scene.lead.declined == [(wanted.handoff_id, "no notice moves the job away from d any more")]
+        scene.slots.ended = {str(wanted.handoff_id)}
+        await scene.response.consider(scene.order)
+        assert scene.lead.wanted[-1].has_ended
+
+    asyncio.run(run())
+
+
+def test_a_proposal_that_comes_after_the_last_moment_of_its_notice_is_declined(order: JobOrder) -> None:
+    async def run() -> None:
+        for after_s, is_declined in ((9.9, False), (10.1, True)):
+            scene = Scene(order)
+            scene.lead.planner.finds = Wait("the service is asked")
+            await scene.hear(notice("d", -5.0))
+            scene.now += after_s
+            wanted = proposal(HandoffCause.NOTICE, "a", "b", "c", leaving=("d",))
+            await scene.response.consider(order.model_copy(update={"handoff": wanted}))
+            assert bool(scene.lead.declined) == is_declined
+
+    asyncio.run(run())
+
+
+def test_a_node_that_will_go_is_barred_until_its_notice_is_withdrawn(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order)
+        await scene.hear(notice("e"))
+        await scene.hear(notice("d"))
+        _, known = scene.lead.known[-1]
+        assert (known.barred, known.gets_no_rank) == ({"d", "e"}, {"e"})
+        assert {loss.node_id for loss in known.losses} == {"d", "e"}, "the leader knows who is a member"
+        await scene.hear(withdrawn(notice("e")))
+        assert scene.lead.known[-1][1].barred == {"d"}
+
+    asyncio.run(run())
+
+
+def test_the_leader_hears_of_the_numbers_that_the_service_and_the_ranks_here_know_as_used(order: JobOrder) -> None:
+    async def run() -> None:
+        for next_generation, highest, used in ((2, 1, 1), (8, 1, 7), (2, 6, 6)):
+            scene = Scene(order.model_copy(update={"next_generation": next_generation}))
+            scene.slots.highest = highest
+            await scene.hear(notice("d"))
+            assert scene.lead.known[-1][1].used == used
+
+    asyncio.run(run())
+
+
+def test_who_is_told_of_a_withdrawal_is_not_asked_to_lead(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order, "b")
+        await scene.hear(notice("c"))
+        await scene.hear(withdrawn(notice("d")), asked_to_lead=True)
+        assert scene.lead.is_idle, "a is first, and nobody said that it does not answer"
+        await scene.hear(notice("c"), asked_to_lead=True)
+        assert not scene.lead.is_idle
+
+    asyncio.run(run())
+
+
+def test_a_node_without_a_rank_knows_the_world_from_the_service_unless_its_own_newer_one_has_ended(
+    order: JobOrder,
+) -> None:
+    """The service may be away and know nothing of generation 2, which agents suspended with a checkpoint."""
+
+    async def scenario() -> None:
+        for newest, knows in ((0, True), (1, True), (2, False)):
+            scene = Scene(order, "e")
+            scene.slots.world, scene.slots.newest = None, newest
+            await scene.hear(notice("b"))
+            assert bool(scene.lead.known) is knows, newest
+        scene = Scene(order)
+        scene.slots.world = None
+        await scene.hear(notice("b"))
+        assert scene.lead.known == [], "a has a rank in that world, and does not know yet where it stands"
+
+    asyncio.run(scenario())
+
+
+def test_the_pace_is_asked_for_where_the_leader_needs_it_and_only_there(order: JobOrder) -> None:
+    async def scenario() -> None:
+        scene = Scene(order)
+        scene.pace.known = False
+        await scene.response.consider(order)
+        assert scene.pace.asked == 0
+        await scene.hear(notice("d"))
+        assert (scene.pace.asked, scene.lead.said, scene.lead.is_idle) == (1, [ASKS_PACE], True)
+        scene.pace.known = True
+        await scene.response.consider(order)
+        assert not scene.lead.is_idle
+
+    asyncio.run(scenario())
+
+
 def test_agents_suspend_no_job_that_the_service_suspends_that_has_no_checkpoints_or_that_may_have_another_way(
     order: JobOrder,
 ) -> None:
@@ -772,10 +662,9 @@ def test_agents_suspend_no_job_that_the_service_suspends_that_has_no_checkpoints
             ({"suspends_utc": utc(START_S + 20.0)}, NoPlan("nothing fits")),
             ({"spec": order.spec.model_copy(update={"checkpoint": None})}, NoPlan("nothing fits")),
             ({}, Wait("the service is asked")),
-            ({}, None),
         ):
             scene = Scene(order.model_copy(update=changes))
-            scene.lead.finds = finds
+            scene.lead.planner.finds = finds
             await scene.hear(notice("d"))
             assert scene.lead.asked and scene.alone.said == [], (changes, finds)
 

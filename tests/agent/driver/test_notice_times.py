@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 
-from agent.driver.planning import intent_of
+from agent.driver.planning import wanted_of
 from agent.notices.warning_budget import warning_budget
 from agent.protocol.sync import HandoffOrder, JobOrder, Provider
 from agent.protocol.values import HandoffCause, Placement, utc
@@ -87,8 +87,8 @@ def test_a_proposal_of_the_service_may_use_what_is_reserved_for_delays_where_not
     )
     order = order.model_copy(update={"notices": (notice("d", 24),)})
     for after_s, expected_s in ((10, 21), (20.9, 21), (21.5, 24), (25, 34), (34, 24)):
-        intent = intent_of(order, wanted, ACTIVE, now=START_S + after_s, budget=warning_budget(Provider.AWS))
-        assert intent.deadline_utc == near(START_S + expected_s), after_s
+        found = wanted_of(wanted, order.notices, now=START_S + after_s, budget=warning_budget(Provider.AWS))
+        assert found.deadline_utc == near(START_S + expected_s), after_s
 
 
 def test_the_time_of_a_proposal_is_counted_from_when_the_first_of_its_notices_was_heard(order: JobOrder) -> None:
@@ -104,5 +104,5 @@ def test_the_time_of_a_proposal_is_counted_from_when_the_first_of_its_notices_wa
         deadline_utc=utc(START_S + 120),
     )
     order = order.model_copy(update={"notices": heard})
-    intent = intent_of(order, wanted, ACTIVE, now=START_S + 10, budget=warning_budget(Provider.AWS))
-    assert intent.notice_at == near(START_S + 4), "a is not among those that it is for"
+    found = wanted_of(wanted, order.notices, now=START_S + 10, budget=warning_budget(Provider.AWS))
+    assert found.notice_at == near(START_S + 4), "a is not among those that it is for"

@@ -10,7 +10,6 @@ import pytest
 
 from agent.driver.job_driver import JobDriver
 from agent.driver.lifecycle import Births
-from agent.driver.planning import Turn
 from agent.peer.asking import HIGHEST_FIELD, PeersHeard
 from agent.protocol.rank import Checkpointed
 from agent.protocol.sync import JobOrder
@@ -68,14 +67,14 @@ def test_a_lead_that_may_be_cut_off_opens_nothing_takes_no_number_and_says_so_on
 def test_a_lead_asks_others_but_for_the_first_attempt_that_another_node_has_just_asked_for(order: JobOrder) -> None:
     async def scenario() -> None:
         scene = LeadScene(order)
-        await scene.notice(60.0, "b", turn=Turn(in_touch=True))
+        await scene.notice(60.0, "b", in_touch=True)
         assert (scene.questions, {sent.generation for _, sent in scene.sent}) == (0, {2})
         await scene.lead.cancel(Reason("the store died", "store"))
         await all_say(scene, RankStage.ABORTED)
         assert scene.state is ProposerState.IDLE
         scene.now += 10.0
         scene.heard, scene.sent = PeersHeard(too_few="a may be cut off"), []
-        await scene.notice(60.0, "b", turn=Turn(in_touch=True))
+        await scene.notice(60.0, "b", in_touch=True)
         assert (scene.questions, scene.sent) == (1, []), "an attempt failed: it may be cut off since"
         scene.heard = PeersHeard()
         await scene.notice(60.0, "b")
@@ -84,35 +83,10 @@ def test_a_lead_asks_others_but_for_the_first_attempt_that_another_node_has_just
     asyncio.run(scenario())
 
 
-def test_a_lead_that_was_cut_off_takes_no_number_that_another_lead_used_meanwhile(order: JobOrder) -> None:
-    async def scenario() -> None:
-        scene = LeadScene(order)
-        scene.heard = PeersHeard(highest=3)
-        await scene.notice(60.0, "b")
-        assert (scene.lead.open_id, scene.stores.asked) == ("", [])
-        assert scene.lead.status == "no handoff could be opened: another node knows of a generation 3"
-        await scene.notice(60.0, "b")
-        assert {sent.generation for _, sent in scene.sent} == {4}
-
-    asyncio.run(scenario())
-
-
-def test_two_leads_that_open_at_once_take_different_numbers(order: JobOrder) -> None:
-    """One that was asked some time ago, and the next, which was asked then since nothing had come of it."""
-
-    async def scenario() -> None:
-        scenes = [LeadScene(order), LeadScene(order)]
-        for place, scene in enumerate(scenes):
-            await scene.notice(60.0, "b", turn=Turn(place, in_touch=True))
-        assert [{sent.generation for _, sent in scene.sent} for scene in scenes] == [{2}, {3}]
-
-    asyncio.run(scenario())
-
-
 def test_a_number_that_is_about_to_be_used_is_told_to_who_asks(order: JobOrder) -> None:
     async def scenario() -> None:
         scene = LeadScene(order)
-        await scene.lead.answer_loss(order, ACTIVE, {"b": (scene.now, scene.now + 60.0)}, turn=Turn(2))
+        await scene.answer({"b": (scene.now, scene.now + 60.0)}, place=2)
         assert scene.state is ProposerState.IDLE and scene.lead.used() == 4
         await scene.lead.close()
 

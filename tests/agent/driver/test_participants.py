@@ -396,12 +396,14 @@ def test_the_end_of_a_handoff_is_told_to_a_rank_that_stays_and_a_rank_that_left_
             for step in (order(), said(RankStage.PREPARED), order(Phase.PERMIT), said(RankStage.CUTTING_OVER)):
                 take: Any = scene.slots.take_order if isinstance(step, Order) else scene.slots.take_stage
                 await take(0, step)
+            assert scene.slots.binding_order() == scene.slots.promised_order() is not None
             await scene.slots.take_stage(0, said(last))
             if last is RankStage.LEFT:
                 ((slot, _, grace_s),) = scene.taken("end")
                 assert (slot, grace_s) == (0, LEAVE_GRACE_S)
             else:
                 scene.notes.clear()
+                assert scene.slots.is_bound() and scene.slots.binding_order() is None, "it is free for another one"
                 await scene.slots.take_order(0, order(Phase.RETIRE))
                 assert scene.taken("tell") == [(0, Retire(handoff_id=HANDOFF))]
                 assert not scene.slots.is_bound()

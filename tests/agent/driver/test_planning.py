@@ -10,17 +10,11 @@ import pytest
 from agent.driver.journal_records import SlotMemory
 from agent.driver.planning import (
     STEP_GUESS_S,
-    Intent,
     Learned,
-    NoPlan,
-    Plan,
     Pulse,
-    Wait,
     estimate_parameters,
     ladder_inputs,
     lead_candidates,
-    next_number,
-    on_rung,
     parameters_only_of,
     plan_loss,
 )
@@ -46,12 +40,12 @@ from liver_core.handoff import (
     ProposerRecord,
     Reason,
     Rung,
-    RungChoice,
     Stage,
     StoreAddress,
     choose_rung,
 )
 from liver_core.handoff.ladder import cutover_deadlines, rung_for_nearer_deadline
+from liver_core.handoff.leader_events import NoPlan, Plan, Wait
 from liver_core.handoff.participant_events import EndedHandoff
 from liver_core.handoff.proposer_events import HandoffEnded
 from liver_core.layout import Member, ParallelLayout, Roster, from_json, to_json
@@ -240,18 +234,6 @@ def test_of_many_nodes_that_go_eight_are_named(order: JobOrder, count: int, said
     names = tuple(f"n{at:02}" for at in range(count))
     found = plan_loss(order, roster_of(1, names), frozenset(names), left_s=9, waited_s=9, service_is_there=True)
     assert found == NoPlan(f"0 nodes stay without {', '.join(names[:8])}{said}, the job needs 1")
-
-
-def test_a_handoff_takes_the_number_after_the_highest_and_none_where_a_newer_start_is_known(order: JobOrder) -> None:
-    def following(highest: int, next_generation: int, source: int) -> int | str:
-        known = order.model_copy(update={"next_generation": next_generation})
-        return next_number(highest, known, replace(ACTIVE, generation=source))
-
-    assert [following(1, 2, 1), following(4, 2, 1), following(1, 8, 1), following(1, 2, 6)] == [2, 5, 8, 7]
-    assert following(1, 2, 200_003) == 200_004
-    started = "no handoff of generation 3: the service has started generation 100001"
-    assert following(100_001, 2, 3) == following(3, 100_002, 3) == started
-    assert following(99_999, 2, 3) == "no handoff of generation 3: its start has no number left"
 
 
 def test_parameters_are_those_of_a_gated_gpt(order: JobOrder) -> None:
@@ -453,20 +435,6 @@ def test_the_pause_gets_several_times_what_a_copy_and_the_step_take_at_most_two_
     ):
         limits = cutover_deadlines(inputs)
         assert (limits.target_s, limits.source_s, limits.store_s) == (target_s, 1.5 * target_s, 3 * target_s)
-
-
-def test_only_what_nothing_presses_gets_a_deadline_by_its_estimate(order: JobOrder) -> None:
-    found = plan(order, "b")
-    assert isinstance(found, Plan)
-    wanted = Intent("h", HandoffCause.GROW, found, ACTIVE, frozenset(), 1_000.0, None)
-    where, pulse = (order, ACTIVE, found, frozenset(), None), Pulse(100, 0.1, 0.5, 90)
-    inputs = ladder_inputs(*where, pulse=pulse, learned=Learned())
-    for estimate_s, deadline in ((1.0, 1_000.0), (400.0, 2_100.0), (9_000.0, 4_500.0)):
-        choice = RungChoice(Rung.LIVE, estimate_s, ((Rung.LIVE, "fits"),))
-        taken = on_rung(wanted, choice, inputs, now=900.0)
-        assert (taken.rung, taken.deadline_utc) == (Rung.LIVE, deadline)
-        assert on_rung(replace(wanted, notice_at=899.0), choice, inputs, now=900.0).deadline_utc == 1_000.0
-    assert taken.cutover == cutover_deadlines(inputs)
 
 
 def handoff_order() -> Order:

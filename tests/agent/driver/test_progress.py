@@ -7,10 +7,9 @@ from uuid import uuid4
 
 import pytest
 
-from agent.driver.planning import Intent, Learned, Plan
+from agent.driver.planning import Learned
 from agent.driver.progress import (
     ENDS_KEPT,
-    Amendment,
     LostTime,
     Progress,
     cost_of,
@@ -38,6 +37,7 @@ from liver_core.handoff import (
     Stage,
     StoreAddress,
 )
+from liver_core.handoff.leader_events import Purpose
 from liver_core.handoff.proposer_events import HandoffEnded
 from liver_core.layout import Member, ParallelLayout
 from tests.agent.stub_service import members_of, roster_of
@@ -247,11 +247,8 @@ def proposal(nodes: tuple[str, ...] = FOUR[:3], **changes: Any) -> Proposal:
 
 def opened(*, rung: Rung = Rung.LIVE, notice_at: float | None = START_S - 1.0) -> Progress:
     """A handoff of four nodes to the first three, which opens at START_S."""
-    plan = Plan(ParallelLayout(pp=3), MEMBERS[:3], "d", "plan")
-    intent = Intent(
-        HANDOFF, HandoffCause.NOTICE, plan, ACTIVE, frozenset({"d"}), START_S + 60.0, notice_at, rung, reason="because"
-    )
-    mirror = first_mirror(intent, proposal(), 2, "a", START_S)
+    purpose = Purpose(frozenset({"d"}), notice_at, "because")
+    mirror = first_mirror(proposal(rung=rung), purpose, 2, "a", START_S)
     return Progress(mirror, LostTime(START_S, 10, 1.0), notice_at, frozenset(MEMBERS[3:]))
 
 
@@ -416,7 +413,7 @@ def test_a_newer_revision_answers_more_nodes_and_voids_what_was_reported_of_the_
     progress.take_report(report(MEMBERS[0], Stage.READY, reason=Reason("ring", "stream", 0)), None, START_S)
     progress.take_record(record(Phase.PERMIT), START_S + 1)
     assert progress.marks["ready"] == START_S + 1
-    progress.amendment = Amendment(frozenset({"c"}), START_S - 3.0, "c will go too")
+    progress.amendment = Purpose(frozenset({"c"}), START_S - 3.0, "c will go too")
     wanted = proposal(FOUR[:2], plan_digest="e", rung=Rung.STOP_AND_COPY, deadline_utc=START_S + 30.0)
     progress.take_record(record(Phase.PREPARE, proposal=wanted, plan_revision=2), START_S + 2)
     mirror = progress.next_mirror(HandoffState.PREPARING, "", START_S + 2)

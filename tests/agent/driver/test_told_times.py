@@ -13,7 +13,7 @@ from agent.protocol.sync import JobOrder
 from liver_core.handoff.participant_events import RankStage
 from liver_core.handoff.proposer import ProposerState
 from tests.agent.driver import lead_scene, test_notice_response
-from tests.agent.driver.lead_scene import ACTIVE, START_S, TO_THE_END
+from tests.agent.driver.lead_scene import START_S, TO_THE_END
 from tests.agent.stub_service import StubService, roster_of
 from tests.agent.waiting import fake_job
 
@@ -37,7 +37,7 @@ def test_an_open_handoff_is_the_only_one_whatever_times_its_loss_is_told_with(or
         await scene.deliver(RankStage.PREPARING)
         for stage, later_s in zip(TO_THE_END, by_s, strict=True):
             told = {"d": (START_S + later_s, START_S + 100.0 + later_s)}
-            await scene.lead.answer_loss(order, ACTIVE, told)
+            await scene.answer(told)
             assert not scene.lead.is_idle
             await scene.deliver(stage)
         assert scene.state is ProposerState.RETIRING, "the next world trains"

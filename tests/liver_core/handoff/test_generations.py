@@ -11,6 +11,7 @@ from liver_core.handoff.generations import (
     last_after,
     may_replace,
     next_handoff,
+    next_number,
     next_start,
     start_of,
     start_wait,
@@ -91,6 +92,14 @@ def test_a_world_of_which_a_newer_start_was_heard_has_no_next_handoff(heard: int
 
 
 A, B, C, D = (Member(name, 0) for name in "abcd")
+
+
+def test_a_handoff_takes_the_number_after_the_highest_and_none_where_a_newer_start_is_known():
+    assert [next_number(*known) for known in ((1, 1), (4, 1), (7, 1), (1, 6))] == [2, 5, 8, 7]
+    assert next_number(1, 200_003) == 200_004
+    assert next_number(4, 1, place=2) == 7, "two others may open one as well"
+    assert next_number(100_001, 3) == "no handoff of generation 3: the service has started generation 100001"
+    assert next_number(99_999, 3) == "no handoff of generation 3: its start has no number left"
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.peer.unreached import HINDERED_S, cut_off, lost_members
 from liver_core.handoff import FailedPart, FailureCause
+from liver_core.handoff.unreached import HINDERED_S, cut_off, lost_members
 from liver_core.layout import Member
 
 MEMBERS = tuple(Member(node, slot) for node, slot in (("a", 0), ("b", 0), ("b", 1), ("c", 0)))

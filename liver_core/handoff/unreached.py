@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from liver_core.handoff import FailedPart, FailureCause, Reason
+from liver_core.handoff.messages import FailedPart, FailureCause, Reason
 from liver_core.handoff.proposer_events import Hindered, MemberLost
 from liver_core.layout import Member
 
