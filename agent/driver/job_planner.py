@@ -46,7 +46,6 @@ class JobPlanner:
 
     def ladder(self, wanted: Proposal, leaving: frozenset[str], left_s: float | None) -> RungBasis:
         """What speaks for which rung."""
-        assert wanted.source is not None, "agents open no handoff without a source"
         order, pulse = self._newest, self._pulse()
         plan = Plan(wanted.layout, wanted.members, wanted.plan_digest, "")
         inputs = ladder_inputs(order, wanted.source, plan, leaving, left_s, pulse=pulse, learned=self.learned)

@@ -268,8 +268,7 @@ class Lead:
 
     def _take_opening(self, opened: HandoffOpened) -> None:
         proposal, purpose, now, pulse = opened.proposal, opened.purpose, self._node.now(), self._pulse()
-        source = () if proposal.source is None else proposal.source.members
-        leavers = frozenset(set(source) - set(proposal.members))
+        leavers = frozenset(proposal.source.members) - frozenset(proposal.members)
         # Counted from the end of the last whole step, so that the step under way is not taken for lost.
         lost_time = LostTime(now - pulse.step_age_s, pulse.step, pulse.median_step_s, known=pulse.step > 0)
         mirror = first_mirror(proposal, purpose, opened.generation, self._node.node_id, now)

@@ -196,8 +196,7 @@ class Progress:
             }
         )
         self.notice_at = min((at for at in (self.notice_at, amendment.notice_at) if at is not None), default=None)
-        source = () if proposal.source is None else proposal.source.members
-        self.leavers = frozenset(source) - frozenset(proposal.members)
+        self.leavers = frozenset(proposal.source.members) - frozenset(proposal.members)
         self.reason, self.fallback = Reason(amendment.reason, "amend"), None
         self.costs, self.estimate_s = amendment.costs, amendment.estimate_s
         self.stages.clear()

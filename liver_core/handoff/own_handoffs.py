@@ -148,7 +148,7 @@ class OwnHandoffs:
     def coming(self) -> frozenset[str]:
         """Nodes that the open handoff brings in."""
         proposal = self.proposer.record.proposal
-        if proposal is None or proposal.source is None:
+        if proposal is None:
             return frozenset()
         return frozenset(member.node_id for member in proposal.members) - set(proposal.source.node_ids())
 
@@ -252,7 +252,6 @@ class OwnHandoffs:
         )
         if not self._opening.asks:
             return (StartStore(generation),), ""
-        assert proposal.source is not None, "what has no source is no answer to a notice, and the service starts it"
         return (AskPeers(generation, proposal.source.node_ids()),), ""
 
     def _opens(self, generation: int) -> Opening | None:
@@ -337,7 +336,7 @@ class OwnHandoffs:
         """A newer revision of the open handoff, for all that go; None when there can be none. While the service is
         asked for a plan the open handoff goes on."""
         current, led = self.proposer.record.proposal, self.led
-        assert current is not None and current.source is not None and led is not None, "something is open"
+        assert current is not None and led is not None, "something is open"
         if not losses:
             return None  # It answers no notice, and who was to come goes: another plan may be another layout.
         plan = self._plan(known, current.source, losses, now)
@@ -425,8 +424,7 @@ class OwnHandoffs:
         proposal = self.proposer.record.proposal
         if proposal is None:
             return ()
-        source = proposal.source.members if proposal.source is not None else ()
-        members, effects = (*source, *proposal.members), list[LeaderEffect]()
+        members, effects = (*proposal.source.members, *proposal.members), list[LeaderEffect]()
         if (trouble := cut_off(self.node_id, members, since, now=now)) is not None:
             effects += self.feed(trouble, now)
         if (state := self.state) in SILENT_IS_LOST:
@@ -461,8 +459,7 @@ class OwnHandoffs:
 
 def _left_behind(proposal: Proposal) -> frozenset[str]:
     """Nodes of the source that have no part in the target."""
-    source = () if proposal.source is None else proposal.source.node_ids()
-    return frozenset(source) - {member.node_id for member in proposal.members}
+    return frozenset(proposal.source.node_ids()) - {member.node_id for member in proposal.members}
 
 
 def _first_of(losses: Losses) -> tuple[float, float]:

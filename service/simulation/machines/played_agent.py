@@ -72,7 +72,6 @@ class PlayedPlans:
 
     def ladder(self, wanted: Proposal, leaving: frozenset[str], left_s: float | None) -> RungBasis:
         """What an agent would tell its ladder."""
-        assert wanted.source is not None, "agents open no handoff without a source"
         target = tuple(dict.fromkeys(member.node_id for member in wanted.members))
         return RungBasis(self._ground.ladder(wanted.source.node_ids(), target, left_s))
 
