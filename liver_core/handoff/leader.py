@@ -1,17 +1,7 @@
 """What one node's agent decides when it leads handoffs of a job: who leads, when again, amend or supersede.
 
 Pure, sans-IO: `handle(event, now)` returns the effects to carry out, in order; `now` is seconds since 1970, UTC. It
-owns the proposer of the job on this node. These rules hold:
-
-- Who was asked to lead may, in that world; else the first that stays. A node that will go opens nothing. It tells a
-  node that stays. But it answers for its own open handoff: it amends it, or supersedes it so that the next
-  candidate opens one; nobody else may.
-- Members of the *next* world count as members.
-- While a notice counts, a look finds a handoff open or being opened, or says what it waits for.
-- A number is never used twice. At most one handoff is open or being opened here.
-- After a failure it is tried again with back-off, at once after success or where one is superseded.
-- A deadline only comes nearer. Past the boundary a notice becomes the next handoff.
-- Capacity that appears neither amends nor delays what is open.
+owns the proposer of the job on this node. Its rules are in `README.md`.
 """
 
 from collections.abc import Callable

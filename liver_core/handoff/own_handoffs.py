@@ -442,6 +442,8 @@ class OwnHandoffs:
         if led is not None and record.plan_revision > led.revision:
             more = frozenset() if led.wanted is None else led.wanted.leaving
             self.led = replace(led, leaving=led.leaving | more, revision=record.plan_revision, wanted=None)
+        elif led is not None and record.pending is None:
+            self.led = replace(led, wanted=None)  # The boundary came first.
         for effect in effects:
             if isinstance(effect, HandoffEnded):
                 self._take_end(effect, now)

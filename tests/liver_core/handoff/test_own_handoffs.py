@@ -136,6 +136,7 @@ def test_past_the_boundary_a_notice_becomes_the_next_handoff():
     now.look(now.goes("c"), now.goes("d"))
     now.say(RankStage.CUTTING_OVER)
     assert now.leader.own.state is ProposerState.PERMITTED
+    assert now.leader.own.led is not None and now.leader.own.led.wanted is None
     assert now.look(now.goes("c"), now.goes("d")) == ()
     now.say(RankStage.ACTIVE)
     now.deliver()
