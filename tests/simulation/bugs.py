@@ -476,7 +476,7 @@ REQUIRED = {
         )
     ),
     "amend after GO": Bug(Machines(proposer=AmendsAtAnyTime)),
-    "stale revision counted in the tally": Bug(patches=((Tally, "_is_ready", _ready_in_any_revision),), first_seed=500),
+    "stale revision counted in the tally": Bug(patches=((Tally, "_is_ready", _ready_in_any_revision),)),
     "deadline moved later by amend": Bug(Machines(proposer=MovesTheDeadlineLater)),
     "ready while it streams": Bug(Machines(participant=ReadyWhileItStreams)),
     "step before the barrier": Bug(Machines(cutover=StepsBeforeTheBarrier)),
@@ -495,7 +495,7 @@ REQUIRED = {
         patches=((checkpoints, "may_publish", _always), (checkpoint_files, "is_replaced_by", _never)), first_seed=900
     ),
     "checkpoint that began before a handoff and a start": Bug(
-        patches=((checkpoint_files, "is_replaced_by", _never),), first_seed=1100
+        patches=((checkpoint_files, "is_replaced_by", _never),), first_seed=7700
     ),
     "handoff numbered into a newer start": Bug(patches=((proposer, "next_handoff", _whatever_was_heard),)),
 }
@@ -503,23 +503,23 @@ MORE = {
     "generation forgotten by the proposer": Bug(Machines(proposer=ForgetsWhatItBurned)),
     "proposer speaks before persist": Bug(Machines(proposer=OpensBeforeItPersists)),
     "promise released before the rank has dropped": Bug(Machines(participant=ReleasesBeforeTheRankHas)),
-    "deadline ignored": Bug(Machines(participant=NeverGivesUp), first_seed=500),
+    "deadline ignored": Bug(Machines(participant=NeverGivesUp)),
     "amended before the tags are gone": Bug(Machines(proposer=AmendsBeforeTheTagsAreGone)),
-    "tag said to be gone too early": Bug(Machines(participant=SaysTooEarlyThatItsTagIsGone), first_seed=100),
+    "tag said to be gone too early": Bug(Machines(participant=SaysTooEarlyThatItsTagIsGone)),
     "own wish believed": Bug(Machines(cutover=BelievesItsOwnWish)),
     "own vote followed": Bug(Machines(cutover=FollowsItsVote)),
     "leaver leaves early": Bug(Machines(cutover=LeavesEarly)),
     "dropped step applied": Bug(Machines(cutover=AppliesWhatWasDropped), first_seed=300),
-    "dropped step handed over": Bug(Machines(cutover=GoesWithoutGradients), first_seed=300),
+    "dropped step handed over": Bug(Machines(cutover=GoesWithoutGradients)),
     "leaver released before the vote": Bug(Machines(cutover=ReleasesBeforeTheVote)),
-    "vote without the share": Bug(Machines(cutover=VotesWithoutItsShare), first_seed=800),
+    "vote without the share": Bug(Machines(cutover=VotesWithoutItsShare), first_seed=1200),
     "old world after the release": Bug(Machines(cutover=GoesBackAfterTheRelease), first_seed=400),
     "deadline cuts off the building": Bug(Machines(cutover=WaitsNoLongerThanForTheDecision)),
     "no answer taken for no": Bug(Machines(cutover=StepsInTheSourceWhenLate)),
     "next rung taken in silence": Bug(Machines(participant=FallsSilently)),
     "ladder forgets what streaming needs": Bug(patches=((ladder, "stream_estimate", _always_converges),)),
     "permission before all are ready": Bug(patches=((Tally, "all_ready", _most_are_ready),)),
-    "broken without permission": Bug(Machines(participant=TakesAnAbortForABoundary), first_seed=1300),
+    "broken without permission": Bug(Machines(participant=TakesAnAbortForABoundary)),
     "start taken twice": Bug(patches=((participant, "is_new_start", _any_start_of_mine),)),
     "start numbered like the one before": Bug(patches=((generations, "next_start", _the_same_again),)),
     "given-up rank forgotten on restart": Bug(Machines(participant=ForgetsWhatItGivesUp)),
@@ -534,7 +534,7 @@ PENDING = {
     "answered beside the boundary": Bug(Machines(pending=AnswersBesideTheBoundary), first_seed=900),
     "withdrawn beside the boundary": Bug(Machines(pending=WithdrawsBesideTheBoundary)),
     "later revision forgotten": Bug(Machines(pending=ForgetsTheLaterRevision)),
-    "newcomer goes without permission": Bug(Machines(pending=GoesWithoutPermission), first_seed=1100),
+    "newcomer goes without permission": Bug(Machines(pending=GoesWithoutPermission), first_seed=700),
     "permission kept for another target": Bug(Machines(pending=ShowsWhatIsNotBuilt)),
 }
 BUGS = REQUIRED | MORE | PENDING
