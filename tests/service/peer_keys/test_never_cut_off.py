@@ -13,7 +13,7 @@ from service.jobs.operations import set_members, touch
 from service.jobs.tables import JobRow, MemberRole
 from service.peer_keys.queries import ANSWERED_WITHIN
 from service.reconcilers import keys
-from tests.service.fake_agent import JOB, FakeAgent
+from tests.service.fake_agent import JOB_OF_MANY, FakeAgent
 
 EXAMPLES = 30
 NODES = ("a", "b", "c", "d")
@@ -93,7 +93,7 @@ def fleet(client, context, clock, make_agent):
         agents = {name: make_agent(name) for name in NODES}
         for agent in agents.values():
             agent.sync()
-        job_id = client.post("/api/v1/jobs", json=JOB).json()["job_id"]
+        job_id = client.post("/api/v1/jobs", json=JOB_OF_MANY).json()["job_id"]
         made = Fleet(client, context, clock, job_id, agents)
         made.members({"a", "b"})
         return made
