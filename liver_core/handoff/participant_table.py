@@ -110,6 +110,9 @@ _NEXT = {
 _IN_ORDER = "a rank speaks in order, and it has said something that comes after this"
 _PERMITTED_FIRST = "a rank shows no tag and reaches no boundary before it was permitted, and it says so in between"
 _NOTHING_PROMISED = "without a promise every handoff is another one"
+_BROKEN_IN_THE_CUTOVER = (
+    "only a handoff that is past its boundary is broken, and its rank says before that it cuts over"
+)
 _NEVER: dict[tuple[str, str], str] = {
     ("idle replaced", "preparing streaming prepared ready cutting_over active left aborted"): _NOTHING_PROMISED,
     ("preparing", "active cutting_over left ready"): _PERMITTED_FIRST,
@@ -119,6 +122,7 @@ _NEVER: dict[tuple[str, str], str] = {
     ("permitted withdrawing", "active left preparing streaming training other"): _IN_ORDER,
     ("aborting", "active left"): _IN_ORDER,
     ("cutting_over", "prepared preparing ready streaming training other"): _IN_ORDER,
+    ("idle replaced preparing streaming ready permitted withdrawing aborting active", "broken"): _BROKEN_IN_THE_CUTOVER,
     ("active", "aborted cutting_over left prepared preparing ready streaming other"): _IN_ORDER,
 }
 

@@ -404,16 +404,16 @@ class SimRank:
         )
 
     def break_down(self, reason: Reason) -> None:
-        """The world in which it trains is lost. A handoff that is only prepared is lost with it."""
+        """The world in which it trains is lost. So is a handoff that is only prepared, or not over."""
         if not self.alive:
             return
         pending = self.pending.order
-        if self.cutover is None and pending is not None:
-            self._say_stage(pending, RankStage.ABORTED, reason)
-        else:
-            self.feed(RankEnds())
+        if self.pending.state is PendingState.CUTTING or self.redoing:
             self.stage, self.reason = RankStage.BROKEN, reason
             self.say()
+        elif pending is not None:
+            self._say_stage(pending, RankStage.ABORTED, reason)
+        self.feed(RankEnds())
         self.exit()
 
     def exit(self) -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from math import inf
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent.protocol.jobfile import JobFile, parse_layout
@@ -48,6 +48,7 @@ def as_the_service_sees_it(spec: JobFile, asked: PolicyInputs) -> PlanInputs:
         life_s=pool.life_s,
         group_sizes=pool.group_sizes,
         offered=pool.offered + pool.coming,
+        ours=pool.at_risk,
     )
     nodes = tuple(PlanNode(f"n{at}", 1, pool=pool.pool, usd_per_hour=pool.usd_per_hour) for at in range(pool.held))
     # A job whose steps were measured has run, and what it ran on says what its nodes are like.
@@ -110,6 +111,7 @@ def replayed(
 
 
 @settings(deadline=None, max_examples=40)
+@example(counts=[4, 0, 5, 8], every_s=600.0, worth=None, spares_max=1, acquire_s=900.0)
 @given(
     counts=st.lists(st.integers(0, 8), min_size=3, max_size=12),
     every_s=st.sampled_from([60.0, 600.0]),
