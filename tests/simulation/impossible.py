@@ -18,7 +18,8 @@ _CUTOVER: dict[tuple[str, str], str] = {
     ("voted", "TargetBuilt"): _NOT_ASKED,
     ("building", "StateRead CertificateCompared ComparisonFailed"): _ASKED_ONCE,
     ("decided", "TargetBuilt"): _ASKED_ONCE,
-    ("decided", "StateRead CertificateCompared ComparisonFailed DecisionRead StoreUnreachable Tick"): _OVER,
+    ("decided", "StateRead CertificateCompared ComparisonFailed BarrierPassed BarrierFailed"): _OVER,
+    ("decided", "DecisionRead StoreUnreachable Tick"): _OVER,
     ("fell", " ".join(CUTOVER_EVENTS)): _OVER,
 }
 

@@ -625,6 +625,7 @@ class SimRank:
         self.version, self.value = self.held_version, self.held_value
         self.world = sim.world_of(order)
         self.belongs_to = order.generation
+        self.cutover = None
         self.feed(CutoverEnded())
         self.redoing, self.reason = redo is not None, redo
         if self.redoing:
