@@ -23,7 +23,8 @@ PEERS_MAX = 8
 _log = logging.getLogger(__name__)
 
 HeardAgo = Callable[[str], Awaitable[float | None]]
-"""Seconds since the service answered another agent; None if that agent gives no answer."""
+"""Seconds since the service answered another agent, -inf where that one knows of a newer start; None if it gives no
+answer."""
 
 
 class StepLeases:
@@ -44,14 +45,14 @@ class StepLeases:
         self._reaches_service = reaches_service
         self._look_again = look_again
         self._give = give
-        self._heard_at = -math.inf
+        self._heard_at = self._there_at = -math.inf
         self._next_at = 0.0
         self._task: asyncio.Task[None] | None = None
         self._is_refused = False
 
     def take_answer(self, at: float) -> None:
         """The service answered a report of this node sent at `at` (time.monotonic), and its orders name the job."""
-        self._heard_at = at
+        self._heard_at, self._there_at = at, -math.inf
 
     def renew_now(self) -> None:
         """A rank has connected: give it a lease at the next tick."""
@@ -82,7 +83,9 @@ class StepLeases:
         answers = await asyncio.gather(*(self._heard_ago(name) for name in asked))
         known = [ago for ago in answers if ago is not None]
         reaches = bool(known) or not asked or await self._reaches_service()
-        is_there = any(ago <= recent_s for ago in known)
+        # What an agent has told counts also when that one is gone; of a newer start, until the service answers here.
+        self._there_at = max(self._there_at, *(now - ago for ago in known), -math.inf)
+        is_there = now - self._there_at <= recent_s
         if is_there:
             self._look_again()
         if may_go_on(is_there=is_there, reaches_anybody=reaches):

@@ -83,11 +83,11 @@ async def ask_step_s(peers: PeerClient, job_id: str, nodes: Collection[str]) -> 
 
 
 def answered_ago(status: Mapping[str, Any], *, wanted: int) -> float:
-    """Seconds since the service answered another agent, by what that one tells of itself; inf if it never did. 0 where
-    it knows of a newer start than the `wanted` generation, also where no rank of that is left: the service was there
-    after it had answered here."""
+    """Seconds since the service answered another agent, by what that one tells of itself; inf if it never did. -inf
+    where it knows of a newer start than the `wanted` generation, also where no rank of that is left: the service was
+    there after it had answered here, and whatever becomes of it, ranks of an older world must not step."""
     if start_of(_highest_of(status)) > start_of(wanted):
-        return 0.0
+        return -math.inf
     heard_s = status.get("service_heard_s")
     return float(heard_s) if isinstance(heard_s, int | float) else math.inf
 

@@ -5,6 +5,7 @@ They crash between two effects; what was not journalled by then is gone.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
@@ -79,6 +80,7 @@ class SimAgent:
         self.given_up: list[SimRank] = []  # for starts
         self.orders: Order | None = None  # the newest start that it has heard of; on its disk
         self.heard_at = 0.0  # when the last report was sent that the service has answered
+        self.there_at = -math.inf  # when it was there for others, by what they have told since then
         self.peers: set[Member] = set()  # whom that answer named
         self.asks_until = 0.0
         self.participant = self._new_participant()
@@ -239,6 +241,7 @@ class SimAgent:
             self.ticking = False
             self.crash_after = NEVER
             self.incarnation += 1
+            self.there_at = -math.inf
             self.simulation.clock.after(restart_after_s, self.restart)
 
     def restart(self) -> None:

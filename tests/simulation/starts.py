@@ -6,6 +6,7 @@ The participant machine gives up the older world and starts the rank; when a sta
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
@@ -205,7 +206,7 @@ class Starts:
         if not agent.up or agent.incarnation != incarnation or not self._passes(agent.member):
             return
         agent.asks_until = 0.0
-        agent.heard_at = max(agent.heard_at, said.sent_at)
+        agent.heard_at, agent.there_at = max(agent.heard_at, said.sent_at), -math.inf
         agent.peers = {member for world in self.worlds for member in world.members}
         agent.consider(newest)
         self._renew(agent)
@@ -265,7 +266,8 @@ class Starts:
             asked = [other for other in sim.agents.values() if self._answers(other, agent)]
             known = [answered_ago(_status(other, now), wanted=own) for other in asked]
             reaches = bool(known) or not self.cut_off.get(agent.member, False)
-            if may_go_on(is_there=any(ago <= recent_s for ago in known), reaches_anybody=reaches):
+            agent.there_at = max(agent.there_at, *(now - ago for ago in known), -math.inf)
+            if may_go_on(is_there=now - agent.there_at <= recent_s, reaches_anybody=reaches):
                 until = now + EXTENDED_S
         rank = agent.rank
         if rank is None or not rank.alive:
@@ -329,7 +331,8 @@ def _is_over(record: ParticipantRecord, world: Roster) -> bool:
         return False
     bound = record.promise is not None and record.promise.generation <= world.generation
     steps = record.active is not None and record.active.generation <= world.generation
-    return not bound and not steps
+    begins = record.start is not None and record.start.generation <= world.generation
+    return not bound and not steps and not begins
 
 
 def _has_lost(record: ParticipantRecord, generation: int) -> bool:

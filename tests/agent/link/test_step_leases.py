@@ -92,6 +92,22 @@ def test_a_new_start_of_an_agent_knows_nothing_and_asks():
     assert len(Scene({"b": 100.0}).run()) == 1
 
 
+def test_what_an_agent_has_told_counts_for_a_while_when_that_agent_is_gone():
+    scene = Scene({"b": 1.0, "c": 15.0})
+    assert scene.run() == []
+    scene.heard_ago["b"] = None
+    assert scene.run() == [], "the service may be there all the same"
+    assert len(Scene({"b": None, "c": 15.0}).run()) == 1
+
+
+def test_where_another_agent_has_told_of_a_newer_start_no_rank_goes_on_until_the_service_answers():
+    scene = Scene({"b": -math.inf})
+    assert scene.run() == []
+    scene.heard_ago["b"] = 100.0
+    assert scene.run() == []
+    assert len(scene.run(answered_s_ago=0.0)) == 1
+
+
 def test_one_agent_that_hears_the_service_is_enough():
     assert not may_go_on(is_there=True, reaches_anybody=True)
     assert may_go_on(is_there=False, reaches_anybody=True)

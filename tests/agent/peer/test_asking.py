@@ -95,7 +95,14 @@ def test_a_number_that_is_none_is_not_believed(told: Any) -> None:
 
 @pytest.mark.parametrize(
     ("heard_s", "highest", "ago"),
-    [(7.5, 3, 7.5), (7.5, 0, 7.5), (None, 3, math.inf), (7.5, 100_001, 0.0), (None, 100_002, 0.0), (7.5, 100_000, 0.0)],
+    [
+        (7.5, 3, 7.5),
+        (7.5, 0, 7.5),
+        (None, 3, math.inf),
+        (7.5, 100_001, -math.inf),
+        (None, 100_002, -math.inf),
+        (7.5, 100_000, -math.inf),
+    ],
     ids=["this start", "no number", "never heard", "a newer start", "a handoff from it", "no part in a newer start"],
 )
 def test_an_agent_that_knows_of_a_newer_start_has_heard_the_service_since(
