@@ -190,9 +190,7 @@ class Pending:
     def _on_order(self, order: Order) -> PendingEffects:
         current = self.order
         if not self._entered:
-            if self._later is None or order.plan_revision > self._later.plan_revision:
-                self._later = order
-            return ()
+            return self._put_off(order)
         if self.state is PendingState.ENDED:
             return ()
         if current is None:
@@ -206,10 +204,14 @@ class Pending:
             text = f"revision {order.plan_revision} of handoff {order.handoff_id} is rejected: the boundary of revision"
             return (Warn(f"{text} {current.plan_revision} may be agreed already"),)
         if self._shown or self.state is PendingState.CONNECTING:
-            if self._later is None or order.plan_revision > self._later.plan_revision:
-                self._later = order
-            return ()
+            return self._put_off(order)
         return self._amend(current, order)
+
+    def _put_off(self, order: Order) -> PendingEffects:
+        """Until the main thread can build, or the boundary is over. The newest revision counts."""
+        if self._later is None or order.plan_revision > self._later.plan_revision:
+            self._later = order
+        return ()
 
     def _on_entered(self, order: Order) -> PendingEffects:
         self._entered = True
