@@ -11,7 +11,7 @@ from datetime import datetime
 
 from agent.driver.lead import Lead
 from agent.driver.node_context import Node
-from agent.driver.participants import JobSlots
+from agent.driver.participants import ENDED_UNSEEN, JobSlots
 from agent.driver.rank_host import STOP_GRACE_S, RankHost
 from agent.link.lone_suspension import LoneSuspension
 from agent.protocol.rank import WriteCheckpoint
@@ -40,8 +40,6 @@ STEPS_GRACE = 4
 CHECKPOINT_GRACE_S = 120.0
 """How much longer than a step a rank may take to end if it writes a checkpoint."""
 _BY_STORE = FailureCause(FailedPart.STORE)
-_UNSEEN = FailureCause(FailedPart.PEER)
-"""Of a rank that ended while nobody looked: it may have ended itself because of another one, so nobody is blamed."""
 _log = logging.getLogger(__name__)
 
 
@@ -195,7 +193,7 @@ class Births:
             return
         for slot in missing:
             rank = roster.members.index(Member(self._node.node_id, slot))
-            reason = Reason("no process of this rank runs on its node", "adopt", rank, cause=_UNSEEN)
+            reason = Reason("no process of this rank runs on its node", "adopt", rank, cause=ENDED_UNSEEN)
             lost[slot] = self.lost_rank(slot, rank, roster.generation, reason)
         self._node.sync_soon()
 

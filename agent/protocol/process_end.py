@@ -7,7 +7,8 @@ from liver_core.layout.limits import STRICT, Count, ExitCode, Revision, ShortTex
 
 STOPPED = "stopped"
 """The phase in the reason that an agent gives of a rank whose process is stopped, by a signal or a debugger."""
-_OWN_ABORT = "SIGABRT"
+OWN_ABORT = "SIGABRT"
+"""With it a process ends itself, often because it has lost a peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class ProcessEnd:
     @property
     def is_killed(self) -> bool:
         """Whether something else ended it: it knows nothing of why. One that aborts itself has often lost a peer."""
-        return self.signal is not None and self.signal != _OWN_ABORT
+        return self.signal is not None and self.signal != OWN_ABORT
 
     def cause(self, reported: FailureCause | None) -> FailureCause:
         """What failed, given the cause that the rank itself has reported last."""

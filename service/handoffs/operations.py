@@ -21,12 +21,11 @@ from service.jobs.causes import (
     FailedPart,
     FirstCause,
     at_store,
-    behind,
     blamed_in,
     cause_of_attempt,
     cause_of_rank,
     end_of,
-    first_of,
+    first_cause,
     said_of,
     stood_in_the_way,
     stopped_among,
@@ -216,8 +215,9 @@ def _first_cause(session: Session, mirror: HandoffMirror) -> FirstCause | None:
         ended.append(known)  # The world has ended meanwhile, and its ranks are not reported any more.
     complain = {node_id for node_id, _ in failed}
     away = [node.node_id for node in nodes if node.state != NodeState.READY and node.node_id not in complain]
-    found, stopped = first_of((*ended, told)), stopped_among(ranks)
-    return stood_in_the_way(mirror.reason, away, stopped) if found is None else behind(found, away, stopped)
+    stopped = stopped_among(ranks)
+    found = first_cause((*ended, told), away=away, stopped=stopped)
+    return stood_in_the_way(mirror.reason, away, stopped) if found is None else found
 
 
 def _claim_number(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> str | None:

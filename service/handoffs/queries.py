@@ -14,7 +14,7 @@ from agent.protocol.sync import HandoffMirror
 from agent.protocol.values import HandoffState, Placement
 from liver_core.handoff import Decision, Rung
 from service.db.base import among
-from service.handoffs.rules import OPEN, WAITS_TIMES_MAX, Declined, OpenHandoff
+from service.handoffs.rules import OPEN, WAITS_TIMES_MAX, Declined, OpenHandoff, may_lose_leavers
 from service.handoffs.start_times import STARTS_LOOKED_AT, Starts, starts_of
 from service.handoffs.tables import DECLINED, HandoffRow
 from service.jobs.causes import FirstCause
@@ -102,14 +102,15 @@ def last_ended(session: Session, job_id: str) -> HandoffRow | None:
     return session.scalars(statement).one_or_none()
 
 
-def broken_by(session: Session, job: JobRow) -> tuple[Loss, ...]:
-    """Why the active world is lost, even if its ranks do not report it: a handoff from it broke after the boundary, or
-    the start that should have made it broke or was aborted."""
+def broken_by(session: Session, job: JobRow) -> Sequence[HandoffRow]:
+    """Those by which the active world is lost, even if its ranks do not report it: a handoff from it that broke after
+    the boundary, or the start that should have made it and broke or was aborted."""
     if job.active_generation is None:
         return ()
     started = session.get(GenerationRow, (job.job_id, job.active_generation))
-    rows = session.scalars(
-        select(HandoffRow).where(
+    return session.scalars(
+        select(HandoffRow)
+        .where(
             HandoffRow.job_id == job.job_id,
             ((HandoffRow.parent == job.active_generation) & (HandoffRow.state == HandoffState.BROKEN))
             | (
@@ -117,14 +118,14 @@ def broken_by(session: Session, job: JobRow) -> tuple[Loss, ...]:
                 & HandoffRow.state.in_([HandoffState.BROKEN, HandoffState.ABORTED])
             ),
         )
-    )
-    return tuple(
-        Loss(
-            f"handoff {row.handoff_id} is {row.state}: {row.reason or 'no reason given'}",
-            FirstCause.of(row.ended_by),
-        )
-        for row in rows
-    )
+        .order_by(HandoffRow.recorded_at, HandoffRow.handoff_id)
+    ).all()
+
+
+def as_loss(row: HandoffRow) -> Loss:
+    """Why the active world is lost, by a handoff that `broken_by` found."""
+    text = f"handoff {row.handoff_id} is {row.state}: {row.reason or 'no reason given'}"
+    return Loss(text, FirstCause.of(row.ended_by), since=row.recorded_at)
 
 
 def as_open(row: HandoffRow) -> OpenHandoff:
@@ -138,8 +139,9 @@ def as_open(row: HandoffRow) -> OpenHandoff:
         opened_at=row.opened_at,
         changed_at=row.recorded_at,
         deadline_at=row.deadline_at,
-        may_lose_leavers=Decision(row.decision or Decision.UNDECIDED).goes
-        or (row.rung == Rung.RESCUE and row.state == HandoffState.CUTTING_OVER),
+        may_lose_leavers=may_lose_leavers(
+            HandoffState(row.state), Rung(row.rung), Decision(row.decision or Decision.UNDECIDED)
+        ),
     )
 
 

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from agent.protocol.sync import HandoffMirror
 from agent.protocol.values import HandoffState, Placement
+from liver_core.handoff import Decision, Rung
 from liver_core.layout.limits import listed
 from liver_core.retries import doubled_s
 
@@ -67,6 +68,11 @@ class Declined:
         if not self.times:
             return declined_s
         return doubled_s(ABORTED_WAITS_S, self.times - 1, declined_s * WAITS_TIMES_MAX)
+
+
+def may_lose_leavers(state: HandoffState, rung: Rung, decision: Decision) -> bool:
+    """Whether the next world of an open handoff no longer needs the nodes that leave, see `OpenHandoff`."""
+    return decision.goes or (rung is Rung.RESCUE and state is HandoffState.CUTTING_OVER)
 
 
 def is_newer(new: Copy, old: Copy) -> bool:

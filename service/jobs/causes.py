@@ -1,15 +1,16 @@
 """What ended a world of a job, or an attempt to hand it over: the first cause as a typed value. Pure.
 
-Several facts tell of one failure. What an agent knows of a process that ended outranks what a rank reported of itself,
-and both outrank what another rank felt of it.
+Several facts tell of one failure. `Known` orders them: what somebody saw outranks what others infer.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from enum import IntEnum, auto
+from math import inf
 from typing import Any
 
-from agent.protocol.process_end import STOPPED, ProcessEnd
+from agent.protocol.process_end import OWN_ABORT, STOPPED, ProcessEnd
 from liver_core.handoff import OUT_OF_TIME, FailedPart, FailureCause, Reason
 from liver_core.handoff.refusals import REFUSED
 from liver_core.layout.limits import fitting
@@ -24,6 +25,54 @@ _WORDS = {
     "start": "no step was made",
     "checkpoint": "its checkpoint cannot be loaded",
 }
+
+
+class Known(IntEnum):
+    """How a first cause is known. The first line of this table for which there is a fact tells the cause, in whatever
+    order facts have arrived. All lines but the last are seen by somebody; the last is inferred. Where all that is told
+    `may_follow` from another end, a moment is left for that to be told."""
+
+    KILLED = auto()
+    """An agent saw that the process of its own rank was ended by a signal."""
+    EXITED = auto()
+    """An agent saw that the process of its own rank ended with an exit code, and that rank blamed nobody else."""
+    ABORTED = auto()
+    """An agent saw that the process of its own rank aborted itself, without a word. It has often lost another rank."""
+    FAILED = auto()
+    """A rank, or its own agent, says that this rank failed, and not how its process ended."""
+    STORE = auto()
+    """The store of a world is gone: its agent saw it die, or a rank that uses it got no answer."""
+    CHECKPOINT = auto()
+    """A rank could not load the checkpoint that its world began from."""
+    START = auto()
+    """The service saw no step of a start in its time, or a rank read of a newer start."""
+    NODE = auto()
+    """One node is not heard: by the service, or by the agent that leads. Of several nobody knows which was first."""
+    STOPPED = auto()
+    """An agent saw that the process of its own rank, and of no other, is stopped by a signal or a debugger."""
+    FELT = auto()
+    """A rank infers that some rank failed, since it gets no answer. It accuses nobody."""
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether somebody saw it, and does not only infer it."""
+        return self is not Known.FELT
+
+    @property
+    def may_follow(self) -> bool:
+        """Whether it is often no more than what follows when another rank has ended, of which its agent tells soon."""
+        return self in (Known.ABORTED, Known.FELT)
+
+
+_OF_PART = {
+    FailedPart.RANK: Known.FAILED,
+    FailedPart.STORE: Known.STORE,
+    FailedPart.NODE: Known.NODE,
+    FailedPart.CHECKPOINT: Known.CHECKPOINT,
+    FailedPart.START: Known.START,
+    FailedPart.PEER: Known.FELT,
+}
+"""Of a cause that tells of the end of no process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +96,17 @@ class FirstCause:
         return None if stored is None else cls(**{**stored, "what": FailedPart(stored["what"])})
 
     @property
+    def known(self) -> Known:
+        """How it is known, where a rank or its agent says so."""
+        if self.what is FailedPart.RANK and self.signal is not None:
+            return Known.ABORTED if self.signal == OWN_ABORT else Known.KILLED
+        exited = self.what is FailedPart.RANK and self.exit_code is not None
+        return Known.EXITED if exited else _OF_PART[self.what]
+
+    @property
     def is_felt(self) -> bool:
         """Whether no one who knows more has reported it yet."""
-        return self.what is FailedPart.PEER
+        return not self.known.is_seen
 
 
 def end_of(rank: Mapping[str, Any]) -> ProcessEnd | None:
@@ -121,29 +178,33 @@ def _missed(reason: Reason, source: Roster | None) -> tuple[str, int] | None:
 
 
 def first_of(causes: Iterable[FirstCause | None]) -> FirstCause | None:
-    """The one whose reporter knows most."""
+    """The one that is known best; of several alike always the same one, in whatever order they arrive."""
     return min((cause for cause in causes if cause is not None), key=_order, default=None)
 
 
-def behind(cause: FirstCause | None, away: Sequence[str], others: Sequence[tuple[str, int]]) -> FirstCause | None:
-    """The same, but where ranks only felt that a peer is gone. If just one of their nodes is `away` (not heard, and has
-    reported no error) it is that node, else if all but one of the ranks (`others`: node and rank) felt it, the one that
-    only stands still. Of several nobody knows which was first."""
-    if cause is None or not cause.is_felt:
-        return cause
-    if len(away) == 1:
-        return FirstCause(FailedPart.NODE, away[0], step=cause.step)
-    return FirstCause(FailedPart.RANK, *others[0], step=cause.step) if len(others) == 1 else cause
+def first_cause(
+    said: Iterable[FirstCause | None], *, away: Sequence[str], stopped: Sequence[tuple[str, int]]
+) -> FirstCause | None:
+    """The first cause by all that is known, None where nobody `said` anything. `away`: nodes that are not heard, and
+    have reported no error. `stopped`: node and rank of each process that is stopped, by its own agent."""
+    told = first_of(said)
+    if told is None:
+        return None
+    if told.known > Known.NODE and len(away) == 1:
+        return FirstCause(FailedPart.NODE, away[0], step=told.step)
+    if told.known > Known.STOPPED and len(stopped) == 1:
+        return FirstCause(FailedPart.RANK, *stopped[0], step=told.step)
+    return told
 
 
 def stood_in_the_way(
-    reason: Reason | None, away: Sequence[str], others: Sequence[tuple[str, int]]
+    reason: Reason | None, away: Sequence[str], stopped: Sequence[tuple[str, int]]
 ) -> FirstCause | None:
-    """What an attempt waited for that only ran out of time, as `behind` tells: None where all its nodes are heard and
-    all its ranks go on, and where it ended of something else."""
+    """What an attempt waited for that only ran out of time: None where all its nodes are heard and all its ranks go on,
+    and where it ended of something else."""
     if reason is None or reason.phase != OUT_OF_TIME:
         return None
-    found = behind(FirstCause(FailedPart.PEER), away, others)
+    found = first_cause([FirstCause(FailedPart.PEER)], away=away, stopped=stopped)
     return None if found is None or found.is_felt else found
 
 
@@ -198,6 +259,7 @@ def in_words(cause: Mapping[str, Any] | None) -> str:
     return fitting(f"{what}{how}" + (f", after step {cause['step']}" if cause["step"] is not None else ""))
 
 
-def _order(cause: FirstCause) -> tuple[int, int]:
-    known = cause.signal is not None or cause.exit_code is not None
-    return (tuple(FailedPart).index(cause.what), 0 if known else 1)
+def _order(cause: FirstCause) -> tuple[Known, bool, str, float, float, str]:
+    """A total order: who is named comes before who is not, and a later step before an earlier one."""
+    rank, step = inf if cause.rank is None else cause.rank, -1 if cause.step is None else cause.step
+    return cause.known, cause.node is None, cause.node or "", rank, -step, f"{cause.signal} {cause.exit_code}"

@@ -357,7 +357,7 @@ def close_generation(session: Session, job: JobRow, cause: FirstCause | None) ->
         return
     row = session.get_one(GenerationRow, (job.job_id, job.active_generation))
     if row.ended_by is None:
-        row.ended_by = at_store(cause, row.store_node).as_json()
+        row.ended_by = (cause if cause.node else at_store(cause, row.store_node)).as_json()
 
 
 def burn(job: JobRow, generation: int) -> None:

@@ -1,12 +1,11 @@
 """Reads of jobs, and collects everything that the job rule and the planner need."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from math import inf
 from statistics import median
-from typing import Any
 from uuid import UUID
 
 from sqlalchemy import func, or_, select, tuple_
@@ -15,16 +14,16 @@ from sqlalchemy.orm import Session
 from agent.protocol.jobfile import JobFile
 from agent.protocol.notice_life import bars_ranks, moves_jobs
 from agent.protocol.sync import NoticeKind
-from liver_core.handoff import RankStage
+from agent.protocol.values import HandoffState
 from liver_core.layout import Roster, from_json
 from service.db.parsed import Parsed
 from service.handoffs import queries as handoffs
 from service.handoffs.tables import HandoffRow
-from service.jobs.causes import stopped_among
+from service.jobs import reported
 from service.jobs.checkpoints import damaged_of, newest_checkpoint
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.grants import cut_off
-from service.jobs.stalls import is_late, rank_at
+from service.jobs.stalls import is_late
 from service.jobs.tables import (
     RANDOM_PART_CHARS,
     GenerationRow,
@@ -36,7 +35,7 @@ from service.jobs.tables import (
     SourceKind,
 )
 from service.jobs.tables import RankLogRow as LogRow
-from service.jobs.view import JobView, Leaving, RankAt
+from service.jobs.view import JobView, Leaving
 from service.leases.markets import weighed_markets
 from service.ledger.remaining import remaining_of, spent_usd_of
 from service.metrics.step_times import longest_step_s, measured_steps
@@ -184,9 +183,11 @@ def situation(session: Session, job: JobRow, *, poll_s: float, now: datetime) ->
         session, job, inputs, restart,
         nodes=usable.nodes, noticed=usable.noticed, row=row, handoff=handoff, heard_since=heard_since, now=now,
     )  # fmt: skip
+    seen = _seen(usable.nodes)
     view = replace(
         view,
-        unconfirmed=_unconfirmed(usable.nodes, world.node_ids() if world else (), job, heard_since),
+        unconfirmed=reported.unconfirmed(seen, view.lost_at, heard_since),
+        stopped=reported.stopped(seen, reported.ActiveWorld(job.job_id, job.active_generation)),
         starts=handoffs.starts(session, job),
         longest_s=longest_step_s(session, job.job_id) if is_late(job, now) else 0.0,
         hang_restart_s=spec.hang_restart_s,
@@ -258,9 +259,9 @@ def _view(
     now: datetime,
 ) -> JobView:
     members = set(inputs.world.node_ids()) if inputs.world else set()
-    ahead, ahead_by_member = _ahead(nodes, job, members, heard_since)
-    silent, gone = (_in_state(nodes, members, state) for state in (NodeState.SILENT, NodeState.GONE))
-    ended = handoffs.last_ended(session, job.job_id)
+    seen, known = _seen(nodes), reported.ActiveWorld(job.job_id, job.active_generation)
+    ahead, ahead_by_member = reported.ahead_of(seen, known, members, heard_since)
+    ended, broken = handoffs.last_ended(session, job.job_id), handoffs.broken_by(session, job)
     return JobView(
         state=JobState(job.state),
         state_changed_at=job.state_changed_at,
@@ -273,22 +274,22 @@ def _view(
         handoff=handoffs.as_open(handoff) if handoff else None,
         last_handoff_at=ended.recorded_at if ended else None,
         declined=handoffs.declined(session, ended, active=job.active_generation),
-        leaving=_leaving(noticed, members),
+        leaving=reported.leaving_of(_told(noticed), members),
         revoked=tuple(sorted(cut_off(session, job.job_id, members, since=row.created_at))) if row else (),
-        silent=silent,
-        gone=gone,
+        silent=reported.in_state(seen, members, NodeState.SILENT),
+        gone=reported.in_state(seen, members, NodeState.GONE),
         answering=tuple(node.node_id for node in nodes if _may_live(node, now)),
-        absent=_absent(session, handoff),
-        broken=handoffs.broken_by(session, job),
-        errors=_errors(nodes, job),
-        unharmed=_unharmed(nodes, job),
-        at_work=_at_work(nodes, job) if is_late(job, now) else (),
+        absent=_absent(session, ((handoff,) if handoff else ()) + tuple(broken)),
+        broken=tuple(handoffs.as_loss(row) for row in broken),
+        errors=reported.errors_of(seen, known),
+        clues=_clues(session, job, handoff, broken),
+        at_work=reported.at_work(seen, known) if is_late(job, now) else (),
         error_at=job.error_at,
         crashes=Crashes.of(job.crashes),
         ranks_left=_ranks_left(session, job) if job.state in (JobState.SUSPENDING, JobState.STOPPING) else 0,
         ahead=ahead,
         ahead_by_member=ahead_by_member,
-        unheard=_unheard(nodes, heard_since),
+        unheard=reported.unheard(seen, heard_since),
         steps_from_at=row.steps_from_at if row else None,
         unstepped_since=row.created_at if row and row.first_step_at is None and row.generation > 1 else None,
         lost_sight_of=handoffs.lost_sight_of(session, members, handoff, heard_since),
@@ -306,8 +307,12 @@ def _view(
     )
 
 
-def _in_state(nodes: Sequence[NodeRow], members: set[str], state: NodeState) -> tuple[str, ...]:
-    return tuple(node.node_id for node in nodes if node.node_id in members and node.state == state)
+def _seen(nodes: Iterable[NodeRow]) -> list[reported.NodeSeen]:
+    return [reported.NodeSeen(node.node_id, NodeState(node.state), node.last_seen_at, node.ranks) for node in nodes]
+
+
+def _told(noticed: Iterable[NoticeRow]) -> list[Leaving]:
+    return [Leaving(item.node_id, item.recorded_at, item.deadline_at) for item in noticed]
 
 
 def _are_left_out(spec: JobFile, usable: _Usable) -> bool:
@@ -352,25 +357,11 @@ def _may_live(node: NodeRow, now: datetime) -> bool:
     return answers(node.answered_at, now) or (node.excused_until is not None and now < node.excused_until)
 
 
-def _unheard(nodes: Sequence[NodeRow], since: datetime) -> tuple[str, ...]:
-    return tuple(node.node_id for node in nodes if node.state == NodeState.READY and node.last_seen_at < since)
-
-
-def _unconfirmed(
-    nodes: Sequence[NodeRow], members: Collection[str], job: JobRow, heard_since: datetime
-) -> tuple[str, ...]:
-    """Members not heard since the first error of their world, whose report is not overdue either."""
-    if job.error_at is None:
+def _absent(session: Session, towards: Collection[HandoffRow]) -> tuple[str, ...]:
+    """Targets of these handoffs that are silent or gone."""
+    if not towards:
         return ()
-    late = (node for node in nodes if node.node_id in members and heard_since <= node.last_seen_at < job.error_at)
-    return tuple(node.node_id for node in late)
-
-
-def _absent(session: Session, handoff: HandoffRow | None) -> tuple[str, ...]:
-    """Targets of the open handoff that are silent or gone."""
-    if handoff is None:
-        return ()
-    targets = handoffs.placement_of(handoff).node_ids()
+    targets = {node for row in towards for node in handoffs.placement_of(row).node_ids()}
     not_ready = select(NodeRow.node_id).where(NodeRow.node_id.in_(targets), NodeRow.state != NodeState.READY)
     return tuple(session.scalars(not_ready.order_by(NodeRow.node_id)))
 
@@ -383,75 +374,24 @@ def _usable(node: NodeRow, spec: JobFile, members: frozenset[str]) -> bool:
     return node.state == NodeState.READY and (not spec.pools or node.pool in spec.pools)
 
 
-def _leaving(noticed: tuple[NoticeRow, ...], members: set[str]) -> tuple[Leaving, ...]:
-    found: dict[str, Leaving] = {}
-    for item in noticed:
-        if item.node_id in members:
-            old = found.get(item.node_id)
-            deadlines = [at for at in (old.deadline_at if old else None, item.deadline_at) if at is not None]
-            noticed_at = old.noticed_at if old else item.recorded_at
-            found[item.node_id] = Leaving(item.node_id, noticed_at, min(deadlines, default=None))
-    return tuple(found[node_id] for node_id in sorted(found))
-
-
-def _errors(nodes: Sequence[NodeRow], job: JobRow) -> tuple[RankError, ...]:
-    """One for each rank of the active generation that cannot continue."""
-    failed = (RankStage.BROKEN, RankStage.FAILED)
-    return tuple(
-        RankError.of(node.node_id, rank)
-        for node in nodes
-        for rank in node.ranks
-        if rank["job_id"] == job.job_id and rank["generation"] == job.active_generation and rank["stage"] in failed
-    )
-
-
-def _unharmed(nodes: Sequence[NodeRow], job: JobRow) -> tuple[tuple[str, int], ...]:
-    """Node and number of each rank of the active generation that runs, and has not said that it cannot continue; only
-    those whose processes are stopped, where agents say so of any."""
-    at_work = [(node.node_id, rank) for node in nodes for rank in node.ranks if _is_at_work(rank, job)]
-    return stopped_among(at_work) or tuple((node, rank["rank"]) for node, rank in at_work)
-
-
-def _at_work(nodes: Sequence[NodeRow], job: JobRow) -> tuple[RankAt, ...]:
-    return tuple(rank_at(node.node_id, rank) for node in nodes for rank in node.ranks if _is_at_work(rank, job))
-
-
-def _is_at_work(rank: Mapping[str, Any], job: JobRow) -> bool:
-    over = (RankStage.BROKEN, RankStage.FAILED, RankStage.FINISHED, RankStage.LEFT)
-    is_of_world = rank["job_id"] == job.job_id and rank["generation"] == job.active_generation
-    return is_of_world and rank["stage"] not in over
-
-
-def _ahead(
-    nodes: Sequence[NodeRow], job: JobRow, members: Collection[str], heard_since: datetime
-) -> tuple[int | None, bool]:
-    """The highest generation above the active one in which a living node's rank already trains, and whether a member of
-    the active one says so. What only others say counts for nothing while a member says that its own rank lives."""
-    active, trains = job.active_generation or 0, (RankStage.TRAINING, RankStage.ACTIVE)
-    newest = {True: active, False: active}
-    for node in nodes:
-        is_member = node.node_id in members
-        for rank in node.ranks:
-            if node.state != NodeState.GONE and rank["job_id"] == job.job_id and rank["stage"] in trains:
-                newest[is_member] = max(newest[is_member], rank["generation"])
-    if not active or newest[True] > active:
-        return (newest[True] if active else None), True
-    heard = (node for node in nodes if node.node_id in members and node.last_seen_at >= heard_since)
-    if newest[False] == active or any(_is_at_work(rank, job) for node in heard for rank in node.ranks):
-        return None, True
-    return newest[False], False
+def _clues(
+    session: Session, job: JobRow, handoff: HandoffRow | None, broken: Iterable[HandoffRow]
+) -> tuple[RankError, ...]:
+    """Errors of ranks of each next world that is past its boundary."""
+    cuts_over = handoff is not None and handoff.state == HandoffState.CUTTING_OVER
+    found: list[RankError] = []
+    for row in (*((handoff,) if handoff is not None and cuts_over else ()), *broken):
+        if row.generation is not None and row.parent == job.active_generation:
+            nodes = select(NodeRow).where(NodeRow.node_id.in_(handoffs.placement_of(row).node_ids()))
+            seen = _seen(session.scalars(nodes.order_by(NodeRow.node_id)))
+            found += reported.clues_of(seen, reported.ActiveWorld(job.job_id, row.generation))
+    return tuple(found)
 
 
 def _ranks_left(session: Session, job: JobRow) -> int:
     """Rank processes of this job that living agents still report."""
     living = select(NodeRow).where(NodeRow.state != NodeState.GONE, NodeRow.ranks.contains([{"job_id": job.job_id}]))
-    over = (RankStage.LEFT, RankStage.FINISHED, RankStage.FAILED, RankStage.ABORTED)
-    return sum(
-        1
-        for node in session.scalars(living)
-        for rank in node.ranks
-        if rank["job_id"] == job.job_id and rank["stage"] not in over
-    )
+    return reported.ranks_left(_seen(session.scalars(living)), job.job_id)
 
 
 def _history(session: Session, job_id: str) -> tuple[LayoutUse, ...]:

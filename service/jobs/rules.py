@@ -11,36 +11,17 @@ from liver_core.layout.limits import fitting, listed
 from service.handoffs.older_worlds import OLDER_MAY_STEP, starting_words, wait_of, waits_s
 from service.handoffs.rules import OpenHandoff
 from service.handoffs.start_times import next_start_at, start_left
-from service.jobs.causes import (
-    FailedPart,
-    FirstCause,
-    away_of,
-    behind,
-    first_of,
-    is_of_nodes,
-    may_be_of_a_node,
-    ran_out,
-)
-from service.jobs.stalls import HANGS_MAX, hang_of, standstill
+from service.jobs.causes import FailedPart, FirstCause, is_of_nodes
+from service.jobs.losses import may_know_more, of_node, why_lost
+from service.jobs.stalls import HANGS_MAX, standstill
 from service.jobs.tables import JobState
 from service.jobs.view import Action, Do, JobLimits, JobView, Leaving, Loss
 from service.planner.inputs import PlannerDecision, PlannerVerdict
 
 SUSPENDED_BECAUSE_CHARS_MAX = 500
 AWAIT_CAUSE_S = 0.3
-STEPPING_S = 5.0
-"""A step this recent shows that every rank of the job lives."""
 AHEAD_BY_OTHERS_S = 120.0
 """So long nodes that are no members are believed that a next world trains, without a report of how it came to be."""
-GONE_PATIENCE_S = 120.0
-"""After the last step. A node that is not heard may be cut off, or its agent stopped, while its ranks train; and
-suspending the job would save nothing for as long as nothing could start."""
-
-PAUSE_MOST_S = 180.0
-"""After the last step. By then the ranks that agreed on a boundary have a decision, or say that they are broken:
-targets wait at most two minutes, sources half as long again."""
-LEAVER_LOST_S = 5.0
-"""After a rank that leaves has died. By then the others say that they are broken, or that the boundary came first."""
 
 
 def next_action(view: JobView, limits: JobLimits) -> Action:
@@ -74,7 +55,7 @@ def _pause(view: JobView, limits: JobLimits, why: str) -> Action:
     """Whatever the job was about to do, its ranks end; with a checkpoint, where the world still lives."""
     if _is_ahead(view):
         return _keep_running(view, limits)
-    loss = _why_lost(view, limits)
+    loss = why_lost(view, limits)
     reason = f"{loss.reason}; not started again, since {why}" if loss else why
     because = fitting(why, SUSPENDED_BECAUSE_CHARS_MAX)
     return Action(Do.SUSPEND, reason, suspended_because=because, cause=loss.cause if loss else None)
@@ -88,9 +69,9 @@ def _keep_running(view: JobView, limits: JobLimits) -> Action:
     if view.suspends_at is not None and view.suspends_at <= view.now and not _is_held(view):
         # Its agents end the ranks now, or have ended them while the service was away.
         return _suspend(_why_it_will_stand(view), view.decision)
-    loss = _why_lost(view, limits)
+    loss = why_lost(view, limits)
     if loss is not None:
-        if view.errors and _may_know_more(view, limits):
+        if may_know_more(view, limits):
             return Action(Do.NOTHING, f"{loss.reason}; its agents will say what failed", look_again_s=AWAIT_CAUSE_S)
         return _fall_back(view, limits, loss)
     if view.suspends_at is not None and (action := _keep_or_call_off(view, view.suspends_at)):
@@ -115,94 +96,6 @@ def _is_ahead(view: JobView) -> bool:
         return view.ahead is not None
     since = max(at for at in (view.state_changed_at, view.last_step_at, view.listening_since) if at is not None)
     return (view.now - since).total_seconds() < AHEAD_BY_OTHERS_S
-
-
-def _may_know_more(view: JobView, limits: JobLimits) -> bool:
-    """Whether ranks only miss a peer so far, so that the agent of the one that failed is about to report it. Or where a
-    start is lost, a node may be gone with what they miss: it is heard or overdue within seconds. Or only a leaver has
-    failed: the handoff may have passed its boundary, and then it goes without it."""
-    if view.state is JobState.STARTING and view.unconfirmed:
-        return all(may_be_of_a_node(error.cause) for error in view.errors)
-    age_s = (view.now - view.error_at).total_seconds() if view.error_at else limits.first_cause_within_s
-    if view.handoff is not None and view.handoff.state is not HandoffState.PROPOSED and _only_leavers_failed(view):
-        return age_s < LEAVER_LOST_S
-    return all(error.cause.is_felt for error in view.errors) and age_s < limits.first_cause_within_s
-
-
-def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
-    """Why the live world cannot continue; None if it can, or if the agents may still save it."""
-    if view.revoked:
-        # Also while it trains on: it is not to be believed, and nobody can tell its agent to hand anything over.
-        names = listed(view.revoked)
-        return Loss(f"the key of {names} was revoked", _of_node(view.revoked[0], view))
-    if view.errors and not (_goes_without_leavers(view) and _only_leavers_failed(view)):
-        # A rank that only misses its peers knows less than the one that failed, or its agent.
-        known = first_of(error.cause for error in view.errors)
-        shown = next(error.shown for error in view.errors if error.cause == known)
-        due = ran_out(((item.node_id, item.deadline_at) for item in view.leaving), view.now)
-        silent = _needed(view, (*view.gone, *view.silent))
-        overdue = _needed(view, (*view.unheard, *view.unconfirmed))
-        away = away_of(silent, overdue, due, {error.node for error in view.errors})
-        cause = behind(known, away, view.unharmed)
-        if cause is not None and cause != known:
-            stands = cause.what is FailedPart.RANK
-            who = f"rank {cause.rank} on node {cause.node} stands still" if stands else f"{cause.node} is not heard"
-            return Loss(f"{who}; {shown}", cause)
-        if cause is not None and cause.is_felt and away:
-            return Loss(f"{listed(away)} are not heard; {shown}", cause)
-        return Loss(shown, cause)
-    if view.broken:
-        return view.broken[0]
-    # Where the machine answers, the agent alone may be stopped or starved: its ranks wait for it, and lose nothing.
-    unanswered = tuple(node for node in view.silent if node not in view.answering)
-    gone, silent = _needed(view, view.gone), _needed(view, unanswered)
-    stepped_at = view.last_step_at if view.state is JobState.RUNNING else None
-    stalled_s = (view.now - (stepped_at or view.state_changed_at)).total_seconds()
-    # All ranks step together: while steps are made, the ranks of a node live, whatever became of its agent.
-    steps = view.state is JobState.RUNNING and stalled_s <= max(STEPPING_S, limits.stall_steps * view.step_s)
-    if gone and not steps:
-        announced = {item.node_id for item in view.leaving} & set(gone)
-        may_pass = view.state is JobState.RUNNING and stalled_s <= GONE_PATIENCE_S and not announced
-        text = f"{listed(gone)} disappeared without a handoff"
-        return Loss(text, _of_node(gone[0], view), may_pass=may_pass)
-    # Of steps made before the service listened again, it may not have heard yet.
-    heard_s = (view.now - view.listening_since).total_seconds() if view.listening_since else stalled_s
-    if silent and min(stalled_s, heard_s) > max(limits.stall_after_s, limits.stall_steps * view.step_s):
-        text = f"{listed(silent)} {'is' if len(silent) == 1 else 'are'} silent"
-        text = f"{text} and no step was made for {stalled_s:.0f} s"
-        return Loss(text, _of_node(silent[0], view), may_pass=True)
-    from_at = max(view.state_changed_at, view.steps_from_at or view.state_changed_at)
-    if view.state is JobState.STARTING and (view.now - from_at).total_seconds() > limits.start_within_s:
-        return Loss(f"the start made no step within {limits.start_within_s:.0f} s", FirstCause(FailedPart.START))
-    return hang_of(view)
-
-
-def _of_node(node: str, view: JobView) -> FirstCause:
-    return FirstCause(FailedPart.NODE, node, step=view.last_step)
-
-
-def _needed(view: JobView, nodes: tuple[str, ...]) -> tuple[str, ...]:
-    """The `nodes` that the job still needs: all but leaving nodes that the next world can do without."""
-    if view.handoff is None or not _goes_without_leavers(view):
-        return nodes
-    return tuple(node for node in nodes if node in view.handoff.target_nodes)
-
-
-def _goes_without_leavers(view: JobView) -> bool:
-    """Whether the loss of a leaver does not end the job: the next world no longer needs it, or its ranks are about to
-    decide whether they do. If they cannot go on, they say that they are broken."""
-    handoff = view.handoff
-    if handoff is None or handoff.state is not HandoffState.CUTTING_OVER:
-        return handoff is not None and handoff.may_lose_leavers
-    return (
-        handoff.may_lose_leavers
-        or (view.now - (view.last_step_at or handoff.changed_at)).total_seconds() <= PAUSE_MOST_S
-    )
-
-
-def _only_leavers_failed(view: JobView) -> bool:
-    staying = view.handoff.target_nodes if view.handoff is not None else ()
-    return all(error.node is not None and error.node not in staying for error in view.errors)
 
 
 def _fall_back(view: JobView, limits: JobLimits, lost: Loss) -> Action:
@@ -263,8 +156,9 @@ def _restart(view: JobView, limits: JobLimits, why: Loss, *, failed_start: bool)
         return replace(_suspend(loss, view.restart), crashes=crashes)
     if early := _too_early(view, limits, loss):
         return early
-    if unheard := [node for node in view.restart.target.node_ids() if node in view.unheard]:
-        # One of them may be what was lost. It reports, or counts as silent and is left out, within seconds.
+    # One of them may be what was lost. It reports, or counts as silent and is left out, within seconds.
+    may_be_lost = {*view.unheard, *(view.unconfirmed if why.cause is not None and why.cause.is_felt else ())}
+    if unheard := [node for node in view.restart.target.node_ids() if node in may_be_lost]:
         return Action(Do.NOTHING, f"{loss}; a restart waits for news from {listed(unheard)}", look_again_s=0.5)
     wait = _wait_of(view, view.restart.target, limits)
     if wait.leased:
@@ -315,7 +209,7 @@ def _carry_through_or_not(view: JobView, limits: JobLimits) -> Action:
     first = next(item.node_id for item in view.leaving if item.deadline_at == end_at)
     needs_s = left.to_step_s + left.step_s
     text = f"{first} goes in {max(0.0, left.to_end_s):.0f} s, and a handoff of this start needs {needs_s:.0f} s"
-    return _start_again(view, limits, Loss(text, _of_node(first, view)))
+    return _start_again(view, limits, Loss(text, of_node(first, view)))
 
 
 def _wait_of(view: JobView, target: Placement, limits: JobLimits) -> StartWait:

@@ -72,12 +72,13 @@ class Damaged:
 @dataclass(frozen=True, slots=True)
 class Loss:
     """Why the live world cannot continue, in words and typed. `may_pass`: its ranks may all live behind nodes that are
-    silent so far. `is_hang`: all of them are heard, and make no step."""
+    silent so far. `is_hang`: all of them are heard, and make no step. `since`: when it was reported."""
 
     reason: str
     cause: FirstCause | None
     may_pass: bool = False
     is_hang: bool = False
+    since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +101,11 @@ class JobView:
     world; `restart`: its decision without that world.
 
     `revoked`: members whose keys were revoked, of this world; `gone`, `silent`: members in that state; `answering`:
-    those whose machines answer other agents all the same; `absent`: targets of the open handoff in either state;
-    `unheard`: ready nodes whose report is overdue; `unconfirmed`: members that may be late, not heard since
-    `error_at`; `broken`: handoffs that failed; `errors`: those of ranks, the first
-    reported at `error_at`; `unharmed`: node and number of each rank that has none, or if some are stopped, of those;
+    those whose machines answer other agents all the same; `absent`: targets in either state, of the open handoff or of
+    those that are `broken`; `unheard`: ready nodes whose report is overdue; `unconfirmed`: members that may be late,
+    not heard since the loss was reported; `broken`: handoffs that failed; `errors`: those of ranks, the first reported
+    at `error_at`; `clues`: those of ranks of a next world, which tell what failed, and not that this world is lost;
+    `stopped`: node and number of each rank that has no error, and whose process is stopped by the word of its agent;
     `crashes`: what ended the job before; `ranks_left`: rank processes of this job that living agents still report;
     `ahead`: a generation in which ranks already train, but whose handoff no agent has reported yet; `ahead_by_member`:
     a node of the present world says so, and not only others; `step_s`: seconds of a usual step, 0 if not known;
@@ -145,7 +147,8 @@ class JobView:
     unstepped_since: datetime | None = None
     broken: tuple[Loss, ...] = ()
     errors: tuple[RankError, ...] = ()
-    unharmed: tuple[tuple[str, int], ...] = ()
+    clues: tuple[RankError, ...] = ()
+    stopped: tuple[tuple[str, int], ...] = ()
     at_work: tuple[RankAt, ...] = ()
     error_at: datetime | None = None
     crashes: Crashes = field(default_factory=Crashes)
@@ -170,6 +173,13 @@ class JobView:
     listening_since: datetime | None = None
     paused_because: str = ""
     overspent: str = ""
+
+    @property
+    def lost_at(self) -> datetime | None:
+        """When it was first reported that this world is lost, None where nobody has."""
+        return min(
+            (at for at in (self.error_at, *(loss.since for loss in self.broken)) if at is not None), default=None
+        )
 
 
 class Do(StrEnum):

@@ -35,6 +35,7 @@ from service.db.parsed import Parsed
 from service.handoffs.queries import open_handoffs, placement_of
 from service.handoffs.tables import HandoffRow
 from service.jobs.queries import LIST_MAX, job_file_of, roster_of
+from service.jobs.reported import lead_order
 from service.jobs.tables import GenerationRow, JobRow, JobState, SourceKind
 from service.nodes.tables import NodeState
 from service.notices.queries import as_fact
@@ -45,7 +46,7 @@ PROBING_NODES = 3
 ALL_PLANS_UP_TO_NODES = 64
 """In larger jobs a node gets only the plan for its own loss: all plans for all nodes would grow with the square."""
 
-_DESIRED = {
+DESIRED = {
     JobState.PENDING: DesiredState.RUN,
     JobState.STARTING: DesiredState.RUN,
     JobState.RUNNING: DesiredState.RUN,
@@ -56,6 +57,7 @@ _DESIRED = {
     JobState.FINISHED: DesiredState.STOP,
     JobState.FAILED: DesiredState.STOP,
 }
+"""What agents are to do with the ranks of a job in this state."""
 
 # The plans as text: those of a thousand nodes have some megabytes, and are read only where they are others.
 _JOBS = (
@@ -211,7 +213,7 @@ def _made(
         peer_key=job.peer_key,
         peer_key_before=job.peer_key_before,
         peer_key_number=job.peer_key_number,
-        desired=_DESIRED[JobState(job.state)],
+        desired=DESIRED[JobState(job.state)],
         suspends_utc=job.suspends_at,
         generation=active.generation if active else None,
         origin_id=UUID(str(active.origin_id)) if active else None,
@@ -222,7 +224,11 @@ def _made(
         peers={node_id: nodes[node_id].peer_url for node_id in sorted(nodes)},
         store_node=active.store_node if active else None,
         store=_store(active) if active else None,
-        lead_order=_lead_order(roster.node_ids() if roster else (), nodes, going),
+        lead_order=lead_order(
+            roster.node_ids() if roster else (),
+            ready={name for name, node in nodes.items() if node.state == NodeState.READY},
+            going=going,
+        ),
         standing_plans=tuple(
             plan for plan in _PLANS.of(job.job_id, stored.plans) if plan.parent == job.active_generation
         ),
@@ -274,12 +280,6 @@ def _members(session: Session, whose: dict[str, list[str]], *, now: datetime) ->
 def _may_end(job: JobRow) -> bool:
     """Whether ranks end now, or at a time that is told already."""
     return job.state in (JobState.STOPPING, JobState.SUSPENDING) or job.suspends_at is not None
-
-
-def _lead_order(members: Sequence[str], nodes: _Nodes, going: set[str]) -> tuple[str, ...]:
-    """The order in which nodes lead: ready members that stay, in rank order; then ready members that will go."""
-    ready = [node_id for node_id in members if node_id in nodes and nodes[node_id].state == NodeState.READY]
-    return tuple(sorted(ready, key=lambda node_id: node_id in going))
 
 
 def _spares(names: Sequence[str], nodes: _Nodes, roster: Roster | None) -> tuple[Member, ...]:

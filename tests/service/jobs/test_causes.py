@@ -11,9 +11,9 @@ from liver_core.layout import Member, ParallelLayout, Roster
 from service.jobs.causes import (
     FailedPart,
     FirstCause,
-    behind,
     cause_of_attempt,
     cause_of_rank,
+    first_cause,
     first_of,
     in_words,
     said_of,
@@ -91,8 +91,8 @@ def test_who_knows_of_an_end_outranks_who_reports_an_error_and_both_who_felt_it(
     ],
 )
 def test_what_ranks_only_felt_is_the_one_node_that_is_not_heard_meanwhile(said, away, cause):
-    assert behind(of_rank(1, 5, said), away, ()) == cause
-    assert behind(None, away, ()) is None
+    assert first_cause([of_rank(1, 5, said)], away=away, stopped=()) == cause
+    assert first_cause([None], away=away, stopped=()) is None
 
 
 def test_an_attempt_that_was_taken_back_has_no_cause():

@@ -13,7 +13,8 @@ from liver_core.layout import Member, ParallelLayout
 from service.handoffs.rules import Declined, OpenHandoff, accepts_active, went_through
 from service.jobs.causes import FailedPart, FirstCause
 from service.jobs.crashes import RankError
-from service.jobs.rules import GONE_PATIENCE_S, SUSPENDED_BECAUSE_CHARS_MAX, deadline_of, next_action
+from service.jobs.losses import GONE_PATIENCE_S
+from service.jobs.rules import SUSPENDED_BECAUSE_CHARS_MAX, deadline_of, next_action
 from service.jobs.tables import ENDED, JobState, SourceKind
 from service.jobs.view import Action, Checkpoint, Do, JobLimits, JobView, Leaving, Loss
 from service.planner.inputs import PlannerDecision, PlannerVerdict, World
@@ -323,21 +324,21 @@ def test_of_several_nodes_that_are_not_heard_the_one_whose_notice_ran_out_first_
     assert first.reason.startswith("b is not heard; rank 0 on node a is failed; restart")
     assert act(replace(gone, silent=(), unheard=("b",))).cause == first.cause, "an overdue report will do"
     assert act(replace(gone, silent=(), unheard=())).cause == FirstCause(FailedPart.PEER, step=50), "both are heard"
-    assert act(replace(gone, silent=(), unharmed=(("b", 1),), unconfirmed=("b",))).cause == first.cause, "since then"
+    assert act(replace(gone, silent=(), unconfirmed=("b",))).cause == first.cause, "since then"
     later = (leaving[0], Leaving("b", at(-40), at(6)))
     assert act(replace(gone, leaving=later)).cause == FirstCause(FailedPart.NODE, "c", step=50)
     complains = RankError("rank 1 on node b is failed", "it misses a peer", "b", 1, 50, FELT)
     assert act(replace(gone, errors=(*felt, complains))).cause == FirstCause(FailedPart.NODE, "c", step=50)
 
 
-def test_where_all_ranks_but_one_miss_a_peer_that_one_stands_still_and_is_the_cause():
+def test_where_ranks_miss_a_peer_the_one_that_its_agent_saw_stopped_is_the_cause_and_never_the_last_to_report():
     felt = tuple(RankError(f"rank {rank} on node a is failed", "no peer", "a", rank, 50, FELT) for rank in (0, 1))
-    stands = view(errors=felt, error_at=at(-9), unharmed=(("b", 2),))
+    stands = view(errors=felt, error_at=at(-9), stopped=(("b", 2),))
     action = act(stands)
     assert (action.do, action.cause) == (Do.START, FirstCause(FailedPart.RANK, "b", 2, step=50))
     assert action.reason.startswith("rank 2 on node b stands still; rank 0 on node a is failed; restart")
     for others in ((), (("b", 2), ("c", 3))):
-        assert act(replace(stands, unharmed=others)).cause == FirstCause(FailedPart.PEER, step=50)
+        assert act(replace(stands, stopped=others)).cause == FirstCause(FailedPart.PEER, step=50)
     end = ProcessEnd(7, signal="SIGKILL")
     killed = RankError("rank 1 on node a is failed", str(end), "a", 1, 50, None, end)
     assert act(replace(stands, errors=(felt[0], killed))).cause == FirstCause(
