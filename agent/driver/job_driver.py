@@ -26,8 +26,8 @@ from agent.driver.rank_facts import checkpoint_fact, step_row
 from agent.driver.rank_host import STOP_GRACE_S, RankHost
 from agent.driver.spare_store import KEPT_BY, SpareStore
 from agent.journal import JournalError, Table
-from agent.link.step_leases import StepLeases, lease_for
-from agent.peer.asking import HIGHEST_FIELD, STEP_FIELD, answered_ago, ask_others, ask_step_s, status_of
+from agent.link.step_leases import StepLeases
+from agent.peer.asking import STEP_FIELD, ask_others, ask_step_s, status_of
 from agent.peer.deaths import Deaths
 from agent.peer.peer_server import PeerRefused
 from agent.peer.probe import Probes, Reached, answer_of
@@ -51,6 +51,7 @@ from agent.protocol.rank import (
     StepLease,
     StepReport,
 )
+from agent.protocol.step_leases import HIGHEST_FIELD, answered_ago, lease_for
 from agent.protocol.sync import (
     DesiredState,
     JobFinished,
@@ -63,6 +64,7 @@ from agent.protocol.sync import (
 from agent.protocol.values import utc
 from agent.supervisor.records import RankState
 from liver_core.handoff import Order, RankStage, Reason, Report
+from liver_core.handoff.participant import ParticipantState
 from liver_core.layout import Member
 
 TICK_S, INBOX_MAX = 0.5, 100_000
@@ -334,7 +336,8 @@ class JobDriver:
                 if event.measures or event.certificate:
                     measured = RankMeasures(measures=event.measures, certificate=event.certificate)
                     self._measured[slot] = (str(event.handoff_id), measured)
-                if event.stage is RankStage.BROKEN and not self._host.is_condemned(slot):
+                    self.pace.take_measures(event.measures)
+                if not self._host.is_condemned(slot) and self.slots.ends_with(slot, event):
                     await self._deaths.tell_broken(slot, event)  # Taking the stage forgets which worlds it is of.
                 await self.slots.take_stage(slot, event)
                 self._node.sync_with_progress()
@@ -350,7 +353,9 @@ class JobDriver:
 
     async def _take_rank_exit(self, slot: int, reason: Reason, state: RankState) -> None:
         participant = self.slots.participants.get(slot)
-        had_world = participant is not None and participant.record.active is not None
+        # A newcomer that is past the boundary has its part in a world that others may already step in.
+        cuts_over = participant is not None and participant.state is ParticipantState.CUTTING_OVER
+        had_world = cuts_over or (participant is not None and participant.record.active is not None)
         expected = self._host.is_condemned(slot) or slot in self._finished or state.stage in _OVER
         self._finished.discard(slot)  # The slot may get another process of this job.
         if had_world and not expected:

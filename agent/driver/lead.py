@@ -14,9 +14,10 @@ from agent.driver.journal_records import keep_proposal
 from agent.driver.mirrors import Mirrors
 from agent.driver.node_context import Node
 from agent.driver.planning import Pulse
-from agent.driver.progress import LostTime, Progress, first_mirror, learned_from, state_of_end
+from agent.driver.progress import LostTime, Progress, first_mirror, learned_from
 from agent.journal import Table
 from agent.peer.asking import PeersHeard
+from agent.protocol.handoff_ends import state_of_end
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffDeclined, HandoffMirror, JobOrder
 from agent.supervisor.records import StoreKey

@@ -9,10 +9,11 @@ from uuid import UUID
 
 from agent.driver.journal_records import keep_mirror
 from agent.driver.node_context import Node
-from agent.driver.progress import ENDS, Progress, cost_of, from_mirror, state_of_end, untold_ends
+from agent.driver.progress import ENDS, Progress, cost_of, from_mirror
 from agent.journal import Table
 from agent.link.relay import Relay
 from agent.peer.peer_client import PeerUnreachable
+from agent.protocol.handoff_ends import state_of_end, untold_ends
 from agent.protocol.peer import FactsBody
 from agent.protocol.sync import HandoffMirror
 from agent.protocol.values import HandoffState

@@ -2,11 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from agent.driver.planning import Pulse
 from agent.supervisor.watchdog import RankPulse
+from liver_core.handoff.messages import PreparePhase
 from liver_core.layout import Roster
+
+BUILDING = (PreparePhase.BUILD_MODEL, PreparePhase.LAY_OUT_STATE)
+"""What a rank does alone, whoever else comes late."""
 
 
 class Pace:
@@ -29,10 +33,16 @@ class Pace:
         self._told_of = 0  # the generation of which somebody has told, or nobody could
         self._asking: asyncio.Task[None] | None = None
         self._saved: tuple[int | None, float | None] = (None, None)  # step and seconds of the newest checkpoint
+        self._build_s = 0.0
 
     def take_checkpoint(self, step: int, seconds: float | None) -> None:
         """A rank of this node has reported a checkpoint."""
         self._saved = step, seconds
+
+    def take_measures(self, measures: Mapping[str, float]) -> None:
+        """A rank of this node has measured these. Where it has built a world, a start too, the next takes as long."""
+        built = [measures[f"{phase}_s"] for phase in BUILDING if f"{phase}_s" in measures]
+        self._build_s = sum(built) or self._build_s
 
     def take(self, step_s: float, generation: int) -> None:
         """Another agent tells the seconds of a step of this generation; 0: it does not know either."""
@@ -43,10 +53,10 @@ class Pace:
         """What is known now. Seconds of a step that are not known are 0."""
         stepped = [pulse for pulse in self._pulses() if pulse.seconds]
         if not stepped:
-            return Pulse(0, 0.0, self._told_s, *self._saved)
+            return Pulse(0, 0.0, self._told_s, *self._saved, build_s=self._build_s)
         last, slowest = max(stepped, key=lambda pulse: pulse.step), max(stepped, key=RankPulse.median_s)
         age_s = last.step_age_s(time.monotonic())
-        return Pulse(last.step, age_s, slowest.median_s(), *self._saved, slowest.deviation_s())
+        return Pulse(last.step, age_s, slowest.median_s(), *self._saved, slowest.deviation_s(), self._build_s)
 
     def is_known(self, world: Roster) -> bool:
         """Whether the seconds of a step of `world` are known here. False while its members are being asked; where none

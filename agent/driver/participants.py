@@ -19,10 +19,13 @@ from agent.protocol.rank import Abort, Hello, Permit, Prepare, Retire, StageRepo
 from agent.supervisor.records import RankState, SlotKey
 from liver_core.handoff import (
     Decision,
+    FailedPart,
+    FailureCause,
     HandoffId,
     Order,
     Participant,
     ParticipantRecord,
+    Phase,
     RankStage,
     Reason,
     Report,
@@ -53,6 +56,8 @@ from liver_core.handoff.refusals import is_replaced
 from liver_core.layout import Member, Roster, from_json, to_json
 
 LEAVE_GRACE_S, ABORT_GRACE_S = 10.0, 10.0
+ENDED_UNSEEN = FailureCause(FailedPart.PEER)
+"""Of a rank that ended while nobody looked: it may have ended itself because of another one, so nobody is blamed."""
 SETTLED_STAGES = (
     RankStage.CUTTING_OVER,
     RankStage.ACTIVE,
@@ -150,6 +155,17 @@ class JobSlots:
     def has_ended(self, handoff_id: str) -> bool:
         """Whether a rank of this node took part in this handoff, whoever led it, and it is over."""
         return any(each.handoff_id == handoff_id for item in self.participants.values() for each in item.record.ended)
+
+    def ends_with(self, slot: int, said: StageReport) -> bool:
+        """Whether a rank that says so makes no step any more, though others may wait for it: it is broken; or it is a
+        newcomer that gives up what had permission, so that the others may be past its boundary."""
+        participant = self.participants.get(slot)
+        record = None if participant is None else participant.record
+        promise = None if record is None else record.promise
+        if said.stage is not RankStage.ABORTED or record is None or promise is None:
+            return said.stage is RankStage.BROKEN
+        is_of_promise = promise.handoff_id == str(said.handoff_id) and promise.phase is Phase.PERMIT
+        return record.active is None and is_of_promise
 
     def is_bound(self) -> bool:
         """Whether any rank of this node is promised to a handoff."""
@@ -306,7 +322,8 @@ class JobSlots:
                     await self.feed(slot, RankDied(Reason("no process of this rank runs on its node", "start")))
             case QueryRank():
                 if not await self._host.query(slot) and not self._host.is_busy(slot):
-                    await self.feed(slot, RankDied(Reason("no process of this rank runs on its node", "adopt")))
+                    text = "no process of this rank runs on its node"
+                    await self.feed(slot, RankDied(Reason(text, "adopt", cause=ENDED_UNSEEN)))
             case SendReport(to=to, report=report):
                 await self._send_report(to, report)
             case _:

@@ -42,7 +42,8 @@ GRADIENT_BYTES_PER_PARAMETER = 4
 class Pulse:
     """How the job steps: the last step on this node, how long ago it ended, and the median seconds of one, 0 where that
     is not known. `save_s`: of its newest checkpoint, None if this node has reported none. `deviation_s`: how far the
-    last steps lie from their median, in the median; None after too few steps."""
+    last steps lie from their median, in the median; None after too few steps. `build_s`: what a rank here took to build
+    its newest world, 0 where none has."""
 
     step: int
     step_age_s: float
@@ -50,6 +51,7 @@ class Pulse:
     checkpoint_step: int | None
     save_s: float | None = None
     deviation_s: float | None = None
+    build_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +198,7 @@ def ladder_inputs(
     return LadderInputs(
         bytes_to_move=bytes_to_move,
         bandwidth_bytes_per_s=bandwidth,
-        prepare_s=learned.prepare_s or PREPARE_GUESS_S,
+        prepare_s=learned.prepare_s or max(PREPARE_GUESS_S, pulse.build_s),
         step_s=step_s,
         seconds_to_boundary=max(0.0, step_s - pulse.step_age_s),
         seconds_to_deadline=left_s,

@@ -4,7 +4,7 @@ Pure: moments come in as seconds since 1970. Every change makes a new mirror wit
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
@@ -12,13 +12,13 @@ from uuid import UUID
 
 from agent.driver.handoff_measures import merge_measures
 from agent.driver.planning import Learned
+from agent.protocol.handoff_ends import state_of_open
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffMeasures, HandoffMirror
 from agent.protocol.values import HandoffCause, HandoffState, utc
 from liver_core.handoff import (
     CostParts,
     Decision,
-    HandoffId,
     MeasuredCost,
     Phase,
     PreparePhase,
@@ -247,17 +247,9 @@ class Progress:
 
     def state_of(self, record: ProposerRecord) -> HandoffState:
         """The state of the open handoff, by phase and by how far the furthest participant is."""
-        match record.phase:
-            case Phase.RETIRE:
-                return HandoffState.ACTIVE
-            case Phase.PERMIT if "boundary" in self.marks:
-                return HandoffState.CUTTING_OVER
-            case Phase.PERMIT | Phase.WITHDRAW:
-                return HandoffState.READY
-            case Phase.PREPARE if Stage.STREAMING in self.stages.values():
-                return HandoffState.STREAMING
-            case _:
-                return HandoffState.PREPARING
+        return state_of_open(
+            record.phase, is_past="boundary" in self.marks, streams=Stage.STREAMING in self.stages.values()
+        )
 
     def _measures(self) -> HandoffMeasures:
         opened = self.mirror.opened_utc.timestamp()
@@ -295,27 +287,6 @@ class Progress:
 
 ENDS = frozenset(str(stage) for stage in (Stage.ACTIVE, Stage.ABORTED, Stage.BROKEN))
 """What the newest mirror of a handoff that has ended has as its stage."""
-NOT_OPENED = Reason("the agent that led it was killed before it had opened it", "open")
-
-
-def state_of_end(ended: HandoffEnded) -> HandoffState:
-    """The state of a handoff that ended so."""
-    ends = {Stage.ACTIVE: HandoffState.ACTIVE, Stage.ABORTED: HandoffState.ABORTED}
-    return ends.get(ended.stage, HandoffState.BROKEN)
-
-
-def untold_ends(
-    unfinished: Iterable[str], ended: Iterable[HandoffEnded], *, open_id: str | None
-) -> tuple[HandoffEnded, ...]:
-    """What an agent that was killed has not told any more: how handoffs ended that it led. `unfinished`: those of which
-    the newest mirror tells no end; `ended` and `open_id`: what its proposer knows. One that the proposer does not know
-    was never opened: no order of it was sent."""
-    known = {item.handoff_id: item for item in ended}
-    return tuple(
-        known.get(HandoffId(name)) or HandoffEnded(HandoffId(name), 0, Stage.ABORTED, Decision.UNDECIDED, NOT_OPENED)
-        for name in unfinished
-        if name != open_id
-    )
 
 
 def first_mirror(proposal: Proposal, purpose: Purpose, generation: int, node_id: str, now: float) -> HandoffMirror:

@@ -12,11 +12,9 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from agent.protocol.step_leases import ASK_SHARE, may_go_on
 from agent.protocol.sync import LEASE_SHARE
-from liver_core.handoff.generations import start_of
 
-ASK_SHARE = 0.3
-"""Of that time: when the other agents are asked, and how old an answer of the service is that still counts."""
 PERIOD_S = 2.0
 EXTENDED_S = 4.0
 PEERS_MAX = 8
@@ -108,26 +106,3 @@ class StepLeases:
         elif self._is_refused and not is_refused:
             _log.info("job %s: ranks go on", self._job_id)
         self._is_refused = is_refused
-
-
-def lease_for(
-    generation: int, *, wanted: int, steps_from: float | None, until: float, at: float, now: float
-) -> float | None:
-    """Until when a rank of this generation may step: `until`, or less. `at` is this moment in the same unit, `now` in
-    that of `steps_from`.
-
-    None for a rank of a world that the service has replaced by the `wanted` generation: it gets no lease. Before
-    `steps_from` an older world may step on beside the wanted one, and the ranks of that get a lease that is over. So do
-    ranks of a newer start than the wanted one: these orders are older, and do not tell from when on it may step.
-    """
-    if generation < wanted:
-        return None
-    is_newer = start_of(generation) > start_of(wanted)
-    waits = generation == wanted and steps_from is not None and now < steps_from
-    return min(until, at) if waits or is_newer else until
-
-
-def may_go_on(*, is_there: bool, reaches_anybody: bool) -> bool:
-    """Whether ranks may step though the service has not answered this node. Not if it answers another agent; nor if
-    this node reaches neither another agent of the job nor the service's machine, and so may be the one cut off."""
-    return reaches_anybody and not is_there

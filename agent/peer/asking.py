@@ -8,17 +8,16 @@ as well. Whoever hears more than half of the nodes is not cut off alone. Of two 
 import asyncio
 import math
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from agent.peer.peer_client import PeerClient, PeerUnreachable
-from liver_core.handoff.generations import start_of
-from liver_core.layout.limits import GENERATION_MAX, listed
+from agent.protocol.step_leases import highest_of
+from liver_core.layout.limits import listed
 
 ASKED_MAX = 8
 """Of the agents of a large job so many are asked, chosen at random."""
-HIGHEST_FIELD = "highest_generation"
 STEP_FIELD = "step_s"
 STEP_WITHIN_S = 1.0
 """How long an agent waits for the first answer that tells it how long a step takes."""
@@ -82,22 +81,7 @@ async def ask_step_s(peers: PeerClient, job_id: str, nodes: Collection[str]) -> 
     return 0.0
 
 
-def answered_ago(status: Mapping[str, Any], *, wanted: int) -> float:
-    """Seconds since the service answered another agent, by what that one tells of itself; inf if it never did. -inf
-    where it knows of a newer start than the `wanted` generation, also where no rank of that is left: the service was
-    there after it had answered here, and whatever becomes of it, ranks of an older world must not step."""
-    if start_of(_highest_of(status)) > start_of(wanted):
-        return -math.inf
-    heard_s = status.get("service_heard_s")
-    return float(heard_s) if isinstance(heard_s, int | float) else math.inf
-
-
 async def _highest(peers: PeerClient, job_id: str, name: str) -> tuple[str, int | None]:
     """The number that this agent tells; None without an answer. One that tells none knows of none."""
     answer = await status_of(peers, job_id, name)
-    return name, None if answer is None else _highest_of(answer)
-
-
-def _highest_of(status: Mapping[str, Any]) -> int:
-    found = status.get(HIGHEST_FIELD)
-    return found if type(found) is int and 0 <= found <= GENERATION_MAX else 0
+    return name, None if answer is None else highest_of(answer)

@@ -4,7 +4,7 @@ Pure, sans-IO: `handle(event, now)` returns what to do next. No rank applies the
 decision from the store. The store's decision counts, never a rank's own proposal. `now`: this rank's monotonic seconds.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from typing import assert_never
 
@@ -416,7 +416,7 @@ class Cutover:
         # has no vote. It gets what survivors hold.
         held = self._held if self.votes else Level.STATE
         if self.in_target and held < needed:
-            return self._fall(self._because("decision", f"{decision} was decided, but this rank lacks the state"))
+            return self._fall(self._felt("decision", f"{decision} was decided, but this rank lacks the state"))
         self.decision = decision
         if self.in_target and self.rescues and decision.goes:
             self.state = CutoverState.BUILDING
@@ -467,7 +467,7 @@ class Cutover:
                 return self._propose(Decision.NO_GO, self._late("decision"))
             case CutoverState.BUILDING if now >= self._build_until:
                 text = f"the next world is not ready {self.deadlines.build_s:g} s after the decision"
-                return self._fall(self._because("build", text))
+                return self._fall(self._felt("build", text))
             case _:
                 return ()
 
@@ -488,7 +488,11 @@ class Cutover:
     def _late(self, phase: str) -> Reason:
         side = "target" if self.votes else "source"
         limit_s = self._own_deadline - self._boundary_at
-        return self._because(phase, f"not finished {limit_s:g} s after the boundary ({side})")
+        return self._felt(phase, f"not finished {limit_s:g} s after the boundary ({side})")
 
     def _because(self, phase: str, text: str) -> Reason:
         return Reason(text, phase, rank=self.rank)
+
+    def _felt(self, phase: str, text: str) -> Reason:
+        """This rank says so, and has not failed: what it waits for has not come from others."""
+        return replace(self._because(phase, text), cause=FailureCause(FailedPart.PEER))

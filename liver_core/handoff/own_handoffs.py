@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from liver_core.handoff.generations import next_number
-from liver_core.handoff.ladder import cutover_deadlines, rung_for_nearer_deadline, unhurried_s, weigh
+from liver_core.handoff.ladder import LadderInputs, cutover_deadlines, rung_for_nearer_deadline, unhurried_s, weigh
 from liver_core.handoff.leader_events import (
     LIVE_RUNGS,
     NOTICE,
@@ -73,13 +73,15 @@ Losses = Mapping[str, Loss]
 @dataclass(frozen=True, slots=True)
 class Led:
     """The open handoff, beside what its proposer knows. `leaving`: the nodes that revision `revision` of its plan
-    answers; `wanted`: what the next revision is for; `superseded`: it is given up for another one."""
+    answers; `wanted`: what the next revision is for; `superseded`: it is given up for another one; `builds_since`: when
+    ranks were told what they build now, None: when it was opened."""
 
     leaving: frozenset[str]
     opened_at: float
     revision: int = 1
     wanted: Purpose | None = None
     superseded: bool = False
+    builds_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +328,8 @@ class OwnHandoffs:
         basis = self.planner.ladder(current, frozenset(losses), loss.safe_by - now)
         spent_s = max(0.0, now - led.opened_at)
         rung, why = rung_for_nearer_deadline(basis.inputs, current.rung, spent_s=spent_s)
+        if rung is not current.rung and self._goes_too_soon(losses, basis.inputs, now):
+            return self._supersede(frozenset({loss.node_id}), now)
         text = f"{loss.node_id} goes {current.deadline_utc - loss.safe_by:.1f} s sooner than was known{why}"
         costs, needed_s = estimate_costs(basis.inputs, basis.measured), weigh(rung, basis.inputs).seconds
         purpose = Purpose(frozenset(), loss.heard_at, text, costs, needed_s)
@@ -356,16 +360,35 @@ class OwnHandoffs:
             deadline_utc=deadline,
         )
         basis = self.planner.ladder(amended, frozenset(losses), deadline - now)
-        choice, costs = choose_by(basis.prefer, basis.inputs, basis.measured)
-        if choice.rung not in LIVE_RUNGS:
-            return None
         # Ranks keep what they have of a target that stays; when time is short they take the next rung by themselves.
         same = (plan.layout, plan.members) == (current.layout, current.members)
+        inputs = basis.inputs if same else self._when_built(basis.inputs, now)
+        choice, costs = choose_by(basis.prefer, inputs, basis.measured)
+        if choice.rung not in LIVE_RUNGS:
+            return None
         rung = current.rung if same else choice.rung
+        if rung is Rung.RESCUE and self._goes_too_soon(losses, inputs, now):
+            return None
         text = f"{', '.join(sorted(more))} will go too: {plan.reason}; {choice.reason}"
-        purpose = Purpose(more - self.coming, heard_at, text, costs, weigh(rung, basis.inputs).seconds)
+        purpose = Purpose(more - self.coming, heard_at, text, costs, weigh(rung, inputs).seconds)
         effects, taken = self._revise(replace(amended, rung=rung), purpose, now)
         return effects if taken else None
+
+    def _when_built(self, inputs: LadderInputs, now: float) -> LadderInputs:
+        """With what ranks are building to the end before they begin with another target."""
+        led, record = self.led, self.proposer.record
+        assert led is not None and record.proposal is not None, "something is open"
+        if record.proposal.rung is Rung.RESCUE or not self.proposer.tally.any_builds(record.target_revision):
+            return inputs
+        since = led.opened_at if led.builds_since is None else led.builds_since
+        left_s = max(0.0, inputs.prepare_s - max(0.0, now - since))
+        return replace(inputs, prepare_s=inputs.prepare_s + left_s, endpoints_s=inputs.endpoints_s + left_s)
+
+    def _goes_too_soon(self, losses: Losses, inputs: LadderInputs, now: float) -> bool:
+        """Whether this node goes before a rescue has built the next world, which needs the store here until then."""
+        own = losses.get(self.node_id)
+        needs_s = weigh(Rung.RESCUE, inputs).seconds + inputs.prepare_s + inputs.margin_s
+        return own is not None and own.safe_by - now < needs_s
 
     def _revise(self, amended: Proposal, purpose: Purpose, now: float) -> tuple[Effects, bool]:
         """Make `amended` the newest revision of the open handoff; whether it was taken."""
@@ -441,7 +464,9 @@ class OwnHandoffs:
         led, record = self.led, self.proposer.record
         if led is not None and record.plan_revision > led.revision:
             more = frozenset() if led.wanted is None else led.wanted.leaving
-            self.led = replace(led, leaving=led.leaving | more, revision=record.plan_revision, wanted=None)
+            since = now if record.target_revision > led.revision else led.builds_since
+            led = replace(led, leaving=led.leaving | more, builds_since=since)
+            self.led = replace(led, revision=record.plan_revision, wanted=None)
         elif led is not None and record.pending is None:
             self.led = replace(led, wanted=None)  # The boundary came first.
         for effect in effects:

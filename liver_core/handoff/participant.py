@@ -40,6 +40,7 @@ from liver_core.handoff.refusals import (
     amend_refusal,
     ends_promise,
     is_new_start,
+    is_promised,
     is_replaced,
     is_stale,
     prepare_refusal,
@@ -101,9 +102,9 @@ class Participant(RecordKeeper):
         if self.state in (ParticipantState.RESTORING, ParticipantState.REPLACED):
             return ()  # The order will be sent again. There is nothing true to report until the rank answers.
         promise = self.record.promise
-        if order.job_id == self.job_id and promise is not None and promise.handoff_id == order.handoff_id:
+        if order.job_id == self.job_id and promise is not None and is_promised(order, promise):
             return self._on_own_order(order, promise, now)
-        if (ended := self._ended(order.handoff_id)) is not None:
+        if (ended := self._ended(order)) is not None:
             return (self._report_of(order, ended.stage, ended.reason, ended.decision, now),)
         if self.state in MAY_OBEY_ABORT and ends_promise(order, self.record.order):
             # The order will be sent again. It is taken once the rank has dropped what it holds.

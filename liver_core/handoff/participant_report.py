@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from liver_core.handoff.messages import (
     OUT_OF_TIME,
     Decision,
-    HandoffId,
     Order,
     Promise,
     Reason,
@@ -147,8 +146,9 @@ class RecordKeeper:
         self.record = replace(self.record, **changes)  # type: ignore[arg-type]
         return Persist(self.record)
 
-    def _ended(self, handoff_id: HandoffId) -> EndedHandoff | None:
-        return next((ended for ended in self.record.ended if ended.handoff_id == handoff_id), None)
+    def _ended(self, order: Order) -> EndedHandoff | None:
+        attempt = order.handoff_id, order.generation
+        return next((each for each in self.record.ended if (each.handoff_id, each.generation) == attempt), None)
 
     def _refuse(self, order: Order, reason: Reason | None, now: float) -> SendReport:
         return self._report_of(order, Stage.ABORTED, reason, Decision.UNDECIDED, now)

@@ -2,7 +2,7 @@
 communicators, cut over or drop. The rank process hosts it.
 
 Pure, sans-IO: `handle(event, now)` returns what to do next. `now` is UTC seconds. At most one handoff is pending. What
-must hold, and the checks for it: README.md, "What a rank keeps to".
+must hold, and the checks for it: README.md, "Invariants".
 """
 
 from collections import OrderedDict

@@ -228,7 +228,9 @@ class Proposer:
             return ()
         self._highest_seen = max(self._highest_seen, report.highest_generation)
         proposal = self.record.proposal
-        if proposal is None or report.handoff_id != proposal.handoff_id or not self.tally.take(report):
+        is_ours = proposal is not None and report.handoff_id == proposal.handoff_id
+        # Another agent may have opened the same proposal of the service, under a number of its own.
+        if not is_ours or report.generation != self.record.generation or not self.tally.take(report):
             return ()
         return self._progress(now)
 

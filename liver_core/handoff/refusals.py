@@ -36,6 +36,12 @@ def is_new_start(order: Order, record: ParticipantRecord, member: Member, job_id
     return is_ours and order.generation > record.highest_generation
 
 
+def is_promised(order: Order, promise: Promise) -> bool:
+    """Whether the order is of the promised attempt. Two agents that do not hear each other may both open what the
+    service proposes: its name is one, the numbers are two."""
+    return (promise.handoff_id, promise.generation) == (order.handoff_id, order.generation)
+
+
 def ends_promise(order: Order, promised: Order | None) -> bool:
     """Whether the proposer of the promised handoff opens its next one here. It has at most one open at a time: the
     promised one has ended, and its abort did not arrive."""

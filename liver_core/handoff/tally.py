@@ -6,13 +6,26 @@ reordered report can make an answer late but never wrong.
 
 from dataclasses import replace
 
-from liver_core.handoff.messages import OUT_OF_TIME, Decision, Phase, Reason, Report, Rung, Stage
+from liver_core.handoff.messages import (
+    OUT_OF_TIME,
+    Decision,
+    FailedPart,
+    FailureCause,
+    Phase,
+    Reason,
+    Report,
+    Rung,
+    Stage,
+)
 from liver_core.handoff.proposer_events import Proposal
 from liver_core.layout import Member
 
 _SWITCHED = (Stage.ACTIVE, Stage.LEFT)
+_BUILT = (Stage.STREAMING, Stage.READY)
 _WAITED_FOR = (Stage.IDLE, Stage.PREPARING, Stage.STREAMING, Stage.CUTTING_OVER)
 _DROPPED = (Stage.ABORTED, Stage.BROKEN, Stage.IDLE)
+_WAITED = FailureCause(FailedPart.PEER)
+"""Of a member for which all others wait. Only who saw why it is late knows whether it is the one that failed."""
 _PAST_BOUNDARY = (Stage.CUTTING_OVER, Stage.ACTIVE, Stage.LEFT, Stage.BROKEN)
 
 
@@ -76,6 +89,14 @@ class Tally:
         """Every participant has promised this revision and is built and connected, except those that may come later."""
         waited_for = (member for member in self.members if member not in self._later)
         return all(self._is_ready(member, plan_revision) for member in waited_for)
+
+    def any_builds(self, target_revision: int) -> bool:
+        """A target has not built yet what it was told by this revision, as far as is known."""
+        reports = (self._reports.get(member) for member in self._targets)
+        return not all(
+            report is not None and report.plan_revision >= target_revision and report.stage in _BUILT
+            for report in reports
+        )
 
     def failure(self, plan_revision: int) -> Reason | None:
         """Why the handoff cannot go on: a participant refused, aborted, broke or is lost."""
@@ -148,22 +169,23 @@ class Tally:
             if report is not None and report.stage is Stage.BROKEN:
                 return self._blame(member, report.reason or reason)
         silent = next((member for member in self.members if not self._has_dropped(member)), self.members[0])
-        return self._blame(silent, reason)
+        return self._blame(silent, replace(reason, cause=_WAITED))
 
     def silent_reason(self, phase: str, text: str) -> Reason:
         """A reason that names the first participant that is lost, or else for which the others wait. Where the
         proposer's host did not hear the others for a while, it says that of those that are just silent. It names
-        nobody where nobody is behind."""
+        nobody where nobody is behind. Whom it waited for need not be who failed."""
         waited_for = (*_WAITED_FOR, Stage.READY) if self.boundary_passed() else _WAITED_FOR
         for member, lost in self._lost.items():
             return self._blame(member, Reason(f"{text}; {lost.text}", phase, cause=lost.cause))
         for member in self.members:
             report = self._reports.get(member)
             if report is None and self.hindrance is None:
-                return self._blame(member, Reason(f"{text}; {member.node_id}/{member.slot} never reported", phase))
+                said = f"{member.node_id}/{member.slot} never reported"
+                return self._blame(member, Reason(f"{text}; {said}", phase, cause=_WAITED))
             if report is not None and report.stage in waited_for:
                 said = f"{member.node_id}/{member.slot} is {report.stage}"
-                return self._blame(member, Reason(f"{text}; {said}", phase))
+                return self._blame(member, Reason(f"{text}; {said}", phase, cause=_WAITED))
         if self.hindrance is not None:
             own = next((member for member in self.members if member.node_id == self.hindrance.node), None)
             reason = replace(self.hindrance, text=f"{text}; {self.hindrance.text}", phase=phase)

@@ -8,8 +8,8 @@ import pytest
 
 from agent.driver.journal_records import keep_mirror
 from agent.driver.planning import Learned
-from agent.driver.progress import NOT_OPENED
 from agent.journal import Journal, Table
+from agent.protocol.handoff_ends import NOT_OPENED
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import JobOrder
 from agent.protocol.values import HandoffState

@@ -10,8 +10,9 @@ import pytest
 
 from agent.driver.job_driver import JobDriver
 from agent.driver.lifecycle import Births
-from agent.peer.asking import HIGHEST_FIELD, PeersHeard
+from agent.peer.asking import PeersHeard
 from agent.protocol.rank import Checkpointed
+from agent.protocol.step_leases import HIGHEST_FIELD
 from agent.protocol.sync import JobOrder
 from agent.supervisor.process import ProcessIdentity
 from agent.supervisor.records import RankRecord, RankState, StoreKey

@@ -4,12 +4,15 @@ import asyncio
 import math
 from collections.abc import Collection
 from typing import Any, cast
+from uuid import uuid4
 
 from agent.driver.job_driver import JobDriver
 from agent.driver.pace import Pace
 from agent.peer.asking import STEP_FIELD
+from agent.protocol.rank import StageReport
 from agent.protocol.sync import JobOrder
 from agent.supervisor.watchdog import RankPulse
+from liver_core.handoff.messages import RankStage
 from liver_core.layout import Member, ParallelLayout, Roster
 from tests.agent.driver.lead_scene import ACTIVE
 from tests.agent.driver.test_notice_response import Scene as ResponseScene
@@ -87,6 +90,28 @@ def test_what_comes_with_a_notice_is_not_asked_for_and_who_does_not_know_tells_n
     scene.pace.take(0.7, 1)
     scene.pace.take(0.0, 1)
     assert scene.pace.is_known(world()) and scene.pace.pulse().median_step_s == 0.7
+
+
+def test_how_long_building_takes_is_known_from_the_newest_world_that_a_rank_here_has_built(order: JobOrder) -> None:
+    def said(generation: int, **measures: float) -> StageReport:
+        where = {"handoff_id": uuid4(), "generation": generation, "rank": 0, "stage": RankStage.PREPARED}
+        return StageReport(**where, measures=measures)
+
+    async def run() -> None:
+        node = cast(Any, ResponseScene(order, "e").node)
+        node.sync_with_progress = lambda: None
+        job = JobDriver(node, JOB_ID)
+        assert job.pace.pulse().build_s == 0.0
+        for generation, measures, build_s in (
+            (1, {"build_model_s": 8.0, "lay_out_state_s": 1.0, "bring_up_groups_s": 30.0}, 9.0),
+            (2, {"connect_to_sources_s": 3.0}, 9.0),
+            (3, {"build_model_s": 4.0}, 4.0),
+        ):
+            await job._take_rank_event(0, said(generation, **measures), None)
+            assert job.pace.pulse().build_s == build_s
+        await job.close()
+
+    asyncio.run(run())
 
 
 def test_a_job_asks_the_agents_of_members_and_tells_others_what_it_knows(order: JobOrder) -> None:

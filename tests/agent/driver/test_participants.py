@@ -11,7 +11,7 @@ import pytest
 
 from agent.driver.journal_records import SlotMemory
 from agent.driver.node_context import Node
-from agent.driver.participants import ABORT_GRACE_S, HELLO_ALONE_S, LEAVE_GRACE_S, JobSlots
+from agent.driver.participants import ABORT_GRACE_S, ENDED_UNSEEN, HELLO_ALONE_S, LEAVE_GRACE_S, JobSlots
 from agent.driver.rank_host import Launch, RankHost
 from agent.journal import Table
 from agent.protocol.jobfile import JobFile
@@ -25,6 +25,7 @@ from liver_core.handoff import (
     Order,
     ParticipantRecord,
     Phase,
+    Promise,
     RankStage,
     Reason,
     Report,
@@ -336,6 +337,25 @@ def test_only_a_stage_past_the_boundary_or_the_end_settles_what_the_rank_was_tol
     run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("active", "phase", "stage", "handoff", "ends"),
+    [
+        (None, Phase.PERMIT, RankStage.ABORTED, HANDOFF, True),
+        (None, Phase.PREPARE, RankStage.ABORTED, HANDOFF, False),
+        (None, Phase.PERMIT, RankStage.ABORTED, OTHER, False),
+        (ACTIVE, Phase.PERMIT, RankStage.ABORTED, HANDOFF, False),
+        (ACTIVE, Phase.PERMIT, RankStage.BROKEN, HANDOFF, True),
+    ],
+)
+def test_others_may_wait_for_a_rank_that_is_broken_and_for_a_newcomer_that_gives_up_what_had_permission(
+    active: Roster | None, phase: Phase, stage: RankStage, handoff: UUID, ends: bool
+) -> None:
+    asked = order(phase)
+    scene = running(active, order=asked, promise=Promise(asked.handoff_id, 6, 1, phase))
+    assert scene.slots.ends_with(0, said(stage, handoff=handoff)) is ends
+    assert not scene.slots.ends_with(1, said(RankStage.ABORTED)), "nothing is promised there"
+
+
 def test_what_a_rank_says_of_another_handoff_counts_for_nothing() -> None:
     async def scenario() -> None:
         scene = running()
@@ -492,6 +512,8 @@ def test_after_a_restart_each_rank_is_asked_and_one_without_a_process_is_dead() 
             assert scene.taken("query") == [0]
             assert scene.record.active == (ACTIVE if busy else None)
             assert (scene.state is ParticipantState.RESTORING) == busy
+        ended = scene.record.reason
+        assert ended is not None and ended.cause == ENDED_UNSEEN, "it may have ended itself because of another one"
 
     run(scenario())
 

@@ -277,6 +277,10 @@ def test_the_ladder_gets_guesses_until_handoffs_have_measured(order: JobOrder) -
     assert (late.seconds_to_boundary, late.checkpoint_age_steps) == (0.0, 0)
     even = ladder_inputs(*where, pulse=replace(pulse, deviation_s=0.25), learned=Learned())
     assert (guessed.step_deviation_s, even) == (None, replace(guessed, step_deviation_s=0.25))
+    for build_s, prepare_s in ((2.0, 5.0), (9.0, 9.0)):
+        built = replace(pulse, build_s=build_s)
+        assert ladder_inputs(*where, pulse=built, learned=Learned()) == replace(guessed, prepare_s=prepare_s)
+        assert ladder_inputs(*where, pulse=built, learned=Learned(prepare_s=1.0)).prepare_s == 1.0
     assert ladder_inputs(*where, pulse=Pulse(80, 2.0, 0.5, None), learned=Learned()).checkpoint_age_steps is None
 
 

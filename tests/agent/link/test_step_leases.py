@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from agent.link.step_leases import EXTENDED_S, StepLeases, lease_for, may_go_on
+from agent.link.step_leases import EXTENDED_S, StepLeases
+from agent.protocol.step_leases import lease_for, may_go_on
 from agent.protocol.sync import LEASE_SHARE
 
 LOST_S = 20.0

@@ -8,15 +8,14 @@ import pytest
 
 from agent.peer.asking import (
     ASKED_MAX,
-    HIGHEST_FIELD,
     STEP_FIELD,
     STEP_WITHIN_S,
     PeersHeard,
-    answered_ago,
     ask_others,
     ask_step_s,
 )
 from agent.peer.peer_client import PeerClient, PeerUnreachable
+from agent.protocol.step_leases import HIGHEST_FIELD, answered_ago
 from liver_core.layout.limits import GENERATION_MAX
 from tests.agent import virtual_time
 

@@ -46,7 +46,7 @@ def scene(tmp_path: Path) -> Scene:
 
 def participant(active: Any, target: Any = None) -> Any:
     order = None if target is None else SimpleNamespace(target=target)
-    return SimpleNamespace(record=SimpleNamespace(active=active, order=order))
+    return SimpleNamespace(record=SimpleNamespace(active=active, order=order), state=ParticipantState.IDLE)
 
 
 def told(who: Any) -> tuple[set[tuple[str, int, int | None]], list[int]]:
@@ -143,6 +143,25 @@ def test_only_the_end_that_nobody_asked_for_is_a_death(
 
     asyncio.run(exits())
     assert bool(scene.peers.sent) is hears
+
+
+@pytest.mark.parametrize(
+    ("state", "is_told"), [(ParticipantState.CUTTING_OVER, True), (ParticipantState.PREPARING, False)]
+)
+def test_the_service_hears_how_a_newcomer_ended_that_was_past_the_boundary(
+    scene: Scene, state: ParticipantState, is_told: bool
+) -> None:
+    """Others may step in its world by then. Before, its handoff says what became of it."""
+    node = cast(Any, scene.node)
+    node.supervisor = SimpleNamespace(states={}, stop=_nothing)
+    job = JobDriver(scene.node, JOB_ID)
+    job.slots.participants[0] = participant(None, roster_of(5, FOUR))
+    job.slots.participants[0].state = state
+    job.slots.take_death = cast(Any, _nothing)
+    record = RankRecord(ProcessIdentity(7, 1.0), "socket", "log", 5, 3, "origin")
+    asyncio.run(job._take_rank_exit(0, KILLED, RankState(record, RankPulse(0.0), 5, 3, stage=RankStage.CUTTING_OVER)))
+    said = [(lost.generation, lost.rank, lost.stage, lost.reason) for lost in job._lost.values()]
+    assert said == [(5, 3, RankStage.FAILED, KILLED)] * is_told
 
 
 @pytest.mark.parametrize(

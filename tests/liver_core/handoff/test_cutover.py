@@ -2,7 +2,7 @@
 
 import pytest
 
-from liver_core.handoff import Cutover, CutoverDeadlines, Decision, Reason
+from liver_core.handoff import Cutover, CutoverDeadlines, Decision, FailedPart, FailureCause, Reason
 from liver_core.handoff.cutover import (
     ApplyStepInSource,
     ApplyStepInTarget,
@@ -32,6 +32,7 @@ from liver_core.handoff.cutover import (
 )
 
 WHY = Reason("because", "test", 1)
+FELT = FailureCause(FailedPart.PEER)
 BOUNDARY = 10.0
 AND_HELD = ", and every target holds the state before the step"
 TARGET, SOURCE, STORE = BOUNDARY + 20, BOUNDARY + 30, BOUNDARY + 60
@@ -187,6 +188,7 @@ def test_a_go_over_a_state_that_is_not_held_here_is_not_followed():
     (effect,) = drive(machine, DecisionRead(Decision.GO))
     assert isinstance(effect, FallToCheckpoint)
     assert "this rank lacks the state" in effect.reason.text
+    assert effect.reason.cause == FELT, "it has not failed itself"
 
 
 def test_a_leaver_publishes_stays_until_the_decision_and_enters_no_barrier():
@@ -234,7 +236,7 @@ def test_a_target_that_is_late_does_not_enter_the_barrier_any_more():
     (effect,) = drive(machine, CertificateCompared(True), now=TARGET)
     assert isinstance(effect, ProposeDecision)
     assert effect.wish is Decision.NO_GO
-    assert effect.reason == Reason("not finished 20 s after the boundary (target)", "reading", 1)
+    assert effect.reason == Reason("not finished 20 s after the boundary (target)", "reading", 1, cause=FELT)
     # Comparing may have been its vote already: where the others went by it, it follows.
     assert drive(machine, DecisionRead(Decision.GO), now=TARGET) == (ApplyStepInTarget(),)
 

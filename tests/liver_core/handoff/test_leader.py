@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from liver_core.handoff import Phase
+from liver_core.handoff import Phase, Rung
 from liver_core.handoff.forwarding import FORWARD_AGAIN_S, FORWARD_PATIENCE_S
 from liver_core.handoff.leader import ASKS_PACE, IN_TOUCH_S, LEAD_TURN_S
 from liver_core.handoff.leader_events import (
@@ -20,6 +20,7 @@ from liver_core.handoff.leader_events import (
     HandoffOpened,
     HandoffSuperseded,
     LeaderEffect,
+    Loss,
     NoPlan,
     OwnNoticeWithdrawn,
     Promised,
@@ -364,6 +365,35 @@ def test_a_node_whose_time_has_run_out_takes_none_from_the_others_and_what_is_re
         assert (left["c"].safe_by, left["d"].safe_by) == expected
     left = with_time_left((c, d), 40.0)
     assert (left["c"].safe_by, left["d"].safe_by) == (25.0, 21.0), "nothing is left"
+
+
+def just_past(now: Scene, name: str, *, by_s: float) -> Loss:
+    """A notice that is heard now and whose deadline was so long ago. It counts for ten seconds more."""
+    return Loss(name, now.now, now.now - by_s - 2.0, now.now - by_s, now.now + 10.0)
+
+
+@pytest.mark.parametrize("by_s", [0.0, 5.0, 60.0, 3_600.0])
+def test_a_notice_whose_deadline_is_past_is_answered_while_it_counts_and_a_rung_fits(by_s: float):
+    """A clock may be ahead, and a notice may be read late: the machine is still there."""
+    now = Scene()
+    opened = now.open(just_past(now, "d", by_s=by_s))
+    assert opened.purpose.leaving == {"d"}
+    assert opened.proposal.deadline_utc == now.now + 10.0
+    assert opened.proposal.rung in (Rung.LIVE, Rung.DROP_STEP, Rung.STOP_AND_COPY, Rung.RESCUE)
+
+
+def test_what_the_service_proposes_for_a_notice_that_counts_no_more_is_declined_at_once_with_a_reason():
+    now = Scene()
+    now.look()
+    late = replace(wanted(cause="notice", to=("a", "b", "c")), leaving=frozenset("d"), deadline_utc=now.now - 5.0)
+    effects = now.hear(replace(late, is_heard=True))
+    assert only(effects, Decline).reason == "no notice moves the job away from d any more"
+    # Where it counts here and every rung is late, the reason is the ladder's.
+    now = Scene()
+    now.plans.inputs = replace(now.plans.inputs, bandwidth_bytes_per_s=1e6)
+    now.look(just_past(now, "d", by_s=5.0))
+    effects = now.hear(replace(late, is_heard=True, notice_at=now.now))
+    assert "the deadline was 5.0 s ago" in only(effects, Decline).reason
 
 
 def test_a_handoff_is_for_the_nearest_deadline_and_counts_from_the_first_notice():

@@ -183,6 +183,44 @@ def test_what_cannot_be_amended_is_superseded_and_the_next_is_opened_at_once(fin
     assert now.opens(now.look(now.goes("c"), now.goes("d"))) == 3
 
 
+@pytest.mark.parametrize(("goes", "in_s", "superseded"), [("a", 4.0, True), ("c", 4.0, False), ("a", 60.0, False)])
+def test_a_rescue_without_the_node_that_leads_is_left_to_the_next_one(goes: str, in_s: float, superseded: bool):
+    """The next world is built when leavers are gone, and needs a store until then. Only a rescue fits into 4 s."""
+    now = Scene()
+    now.open(now.goes("d"))
+    losses = (now.goes("d"), now.goes(goes, in_s))
+    only(now.look(*losses), HandoffSuperseded if superseded else HandoffAmended)
+    now.say(RankStage.ABORTED)
+    assert now.opens(now.look(*losses)) is None, "a node that goes opens nothing"
+
+
+@pytest.mark.parametrize(
+    ("stage", "after_s", "rung"),
+    [
+        (RankStage.PREPARING, 1.0, Rung.RESCUE),
+        (RankStage.PREPARING, 11.0, Rung.LIVE),
+        (RankStage.STREAMING, 1.0, Rung.LIVE),
+    ],
+)
+def test_another_target_is_built_when_what_is_being_built_is_done(stage: RankStage, after_s: float, rung: Rung):
+    """Building takes 10 s, and cannot be interrupted."""
+    now = Scene()
+    now.plans.inputs = replace(now.plans.inputs, prepare_s=10.0, follow_s=0.0)
+    now.open(now.goes("d"))
+    now.say(RankStage.PREPARING, *([stage] if stage is not RankStage.PREPARING else []))
+    now.now += after_s
+    only(now.look(now.goes("d"), now.goes("c", 17.0)), HandoffAmended)
+    assert proposal_of(now).rung is rung
+
+
+def test_a_rescue_without_the_node_that_leads_is_left_to_the_next_one_also_where_it_goes_sooner_than_was_known():
+    now = Scene()
+    now.open(now.goes("d"))
+    only(now.look(now.goes("d"), now.goes("a")), HandoffAmended)
+    now.say(RankStage.PREPARING)
+    only(now.look(now.goes("d"), now.goes("a", 4.0)), HandoffSuperseded)
+
+
 def test_while_the_service_is_asked_for_a_plan_the_open_handoff_goes_on():
     now = Scene()
     now.open(now.goes("d"))

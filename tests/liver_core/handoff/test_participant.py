@@ -78,6 +78,17 @@ def test_it_promises_to_one_handoff_at_a_time_and_says_to_which():
     assert report.reason is not None and "promised to handoff h1" in report.reason.text
 
 
+def test_an_order_of_the_same_handoff_under_another_number_is_another_attempt():
+    """Two agents that do not hear each other open what the service proposes, each under a number of its own."""
+    machine = participant_in(ParticipantState.READY)
+    ours = machine.record
+    (report,) = reports_in(take(machine, order(Phase.ABORT, generation=5, proposer_id="elsewhere", reason=WHY)))
+    assert machine.state is ParticipantState.READY and machine.record.promise == ours.promise
+    (report,) = reports_in(take(machine, order(Phase.PREPARE, generation=5, proposer_id="elsewhere")))
+    assert report.stage is Stage.ABORTED and report.generation == 5
+    assert report.reason is not None and "promised to handoff h1 of generation 2" in report.reason.text
+
+
 @pytest.mark.parametrize(
     ("message", "complaint"),
     [

@@ -136,6 +136,14 @@ def test_numbers_that_others_burned_are_learned_from_their_refusals():
     assert effects[0].record.generation == 8
 
 
+def test_what_participants_say_of_the_same_handoff_under_another_number_does_not_count():
+    """Another agent has opened the same proposal of the service, and its ranks go."""
+    machine = permitted()
+    said = truth(ParticipantState.CUTTING_OVER, A).report
+    effects = feed(machine, ReportReceived(replace(said, generation=9, decision=Decision.GO, report_seq=99)))
+    assert effects == () and not machine.tally.boundary_passed()
+
+
 @pytest.mark.parametrize(
     ("wanted", "complaint"),
     [
@@ -217,6 +225,7 @@ def test_the_deadline_aborts_and_names_who_was_missing():
     feed(machine, Tick(), now=DEADLINE + 1)
     assert machine.record.reason is not None
     assert machine.record.reason.text == "the deadline passed before all were ready; b/0 is preparing"
+    assert machine.record.reason.cause == FailureCause(FailedPart.PEER), "another may be what it waits for"
     assert machine.record.reason.rank == 1
 
 

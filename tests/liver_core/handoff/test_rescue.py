@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from liver_core.handoff import Cutover, CutoverDeadlines, Decision, Reason, Rung, Stage
+from liver_core.handoff import Cutover, CutoverDeadlines, Decision, FailedPart, FailureCause, Reason, Rung, Stage
 from liver_core.handoff.cutover import (
     ApplyStepInSource,
     BarrierPassed,
@@ -142,6 +142,7 @@ def test_what_fails_after_the_release_is_the_checkpoints_with_its_reason():
     (effect,) = drive(machine, Tick(), now=BOUNDARY + 40)
     assert isinstance(effect, FallToCheckpoint)
     assert str(effect.reason) == "rank 1, build: the next world is not ready 40 s after the decision"
+    assert effect.reason.cause == FailureCause(FailedPart.PEER), "it may be another that is late"
 
 
 def test_nobody_votes_with_gradients_in_a_rescue():
