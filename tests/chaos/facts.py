@@ -22,7 +22,8 @@ class Facts:
     when one was killed in the middle of a step. `births`: [generation, id of the handoff or start]. `taken`: when a
     node was taken away, by node. `started`: [generation, rank] of each process that agents started for a world of the
     service, as often as they did.
-    `problem`: what the trial waited for in vain.
+    `lead_notice`: the notice for the node that led an open handoff, with `node`, `opened_at`, `at` and `ends_in_s`, or
+    None where none led. `build_s`: as planned. `problem`: what the trial waited for in vain.
     """
 
     seed: int
@@ -42,6 +43,8 @@ class Facts:
     births: list[list[Any]] = field(default_factory=list)
     started: list[list[int]] = field(default_factory=list)
     leaked: list[str] = field(default_factory=list)
+    lead_notice: dict[str, Any] | None = None
+    build_s: float = 0.0
     problem: str = ""
 
     def as_json(self) -> dict[str, Any]:

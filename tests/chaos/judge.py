@@ -15,6 +15,7 @@ from typing import Any
 
 from liver_core.handoff import OUT_OF_TIME
 from tests.chaos.facts import Facts
+from tests.chaos.trail_reader import HELD
 from tests.cluster.undisturbed import undisturbed_samples
 
 _ELSEWHERE = (
@@ -29,6 +30,8 @@ REPORTED_S = 1.5
 STOPPED_S = 3.0
 STOPPED_STEPS = 5.0
 """Stepping has stopped when a step takes longer than this many usual ones, and longer than STOPPED_S."""
+RESCUE_STEPS, RESCUE_S = 2.0, 4.0
+"""A notice of more than so many usual steps and seconds leaves time for a rescue, as `make bench-notice` has it."""
 
 
 def record_of(facts: Facts) -> dict[str, Any]:
@@ -50,6 +53,9 @@ def record_of(facts: Facts) -> dict[str, Any]:
         "cause": reasons[0].ended_by or reasons[0].text if reasons else None,
         "reason_names_killed": _names_any(reasons, struck, facts) if reasons and struck else None,
         "recovery_s": recovery_s(facts, gaps) if gaps else None,
+        "build_s": facts.build_s,
+        "time_for_rescue": time_for_rescue(facts),
+        "bearable": bearable(facts),
         "leaked": facts.leaked,
         "problem": "; ".join(filter(None, (facts.problem, samples_problem(facts), mixed_problem(facts.trail)))),
     }
@@ -149,18 +155,56 @@ def reused_generations(facts: Facts) -> list[int]:
     return sorted(again | {generation for generation, found in origins.items() if len(found) > 1})
 
 
+# What a handoff can answer without losing a step.
+
+
+def time_for_rescue(facts: Facts) -> bool | None:
+    """Whether the notice for the node that led an open handoff left time for a rescue, once ranks had built what they
+    were building. None where there was no such notice, or something was struck that may cost steps by itself."""
+    notice = facts.lead_notice
+    if notice is None or not all(item["harmless"] for item in facts.struck if item["at"] is not None):
+        return None
+    times = [at for at, _ in _first_applied(facts) if at < notice["at"]]
+    usual_s = statistics.median(end - start for start, end in pairwise(times))
+    builds_s = max(0.0, notice["opened_at"] + facts.build_s - notice["at"])
+    return notice["ends_in_s"] > builds_s + RESCUE_STEPS * usual_s + RESCUE_S
+
+
+def bearable(facts: Facts) -> bool | None:
+    """Whether every rank of the next world had the state when a leaver was struck that was held between boundary and
+    decision. None where none was, or the handoff was a rescue: its survivors need the leaver's word once more."""
+    struck = [item for item in facts.struck if item["point"] and item["at"] is not None]
+    if not struck:
+        return None
+    [item] = struck
+    probes = [line for line in facts.trail if line["event"] == "probe" and line["at"] <= item["at"]]
+    held = {line["pid"] for line in facts.trail if line["event"] == HELD}
+    at_point = [line for line in probes if line["pid"] in held and line["point"] == item["point"]]
+    handoff = at_point[-1]["handoff"]
+    rungs = [row["rung"] for row in facts.handoffs if row["handoff_id"] == handoff]
+    if rungs not in ([rung] for rung in ("live", "drop_step", "stop_and_copy")):
+        return None
+    ready = [line for line in probes if line["handoff"] == handoff and line["point"] == "state read" and line["target"]]
+    return len({line["pid"] for line in ready}) == at_point[-1]["ranks"]
+
+
 # Whether and how long stepping stopped.
+
+
+def _first_applied(facts: Facts) -> list[tuple[float, int]]:
+    """(moment, generation) of each step, when its first rank applied it; in order."""
+    times: dict[tuple[int, int], float] = {}
+    for line in facts.trail:
+        if line["event"] == "applied":
+            times.setdefault((line["generation"], line["step"]), line["at"])
+    return sorted((at, generation) for (generation, _), at in times.items())
 
 
 def _long_gaps(facts: Facts) -> list[tuple[float, float]]:
     """Times between two steps, one of them after the first strike, in which stepping had stopped: long ones, and those
     before a world that was started again."""
     struck_at = [item["at"] for item in facts.struck if item["at"] is not None]
-    times: dict[tuple[int, int], float] = {}
-    for line in facts.trail:
-        if line["event"] == "applied":
-            times.setdefault((line["generation"], line["step"]), line["at"])
-    gaps = list(pairwise(sorted((at, generation) for (generation, _), at in times.items())))
+    gaps = list(pairwise(_first_applied(facts)))
     if not gaps or not struck_at:
         return []
     usual_s = statistics.median(end - start for (start, _), (end, _) in gaps)
@@ -254,7 +298,7 @@ def _is_planned(told: Told) -> bool:
 
 def _names_any(reasons: list[Told], struck: list[dict[str, Any]], facts: Facts) -> bool:
     first = reasons[0]
-    return any(_names(first, item) for item in struck) or _names_taken(first, facts)
+    return any(_names(first, item) for item in struck) or _names_taken(first, facts) or _names_noticed(first, facts)
 
 
 def _names_taken(told: Told, facts: Facts) -> bool:
@@ -263,6 +307,11 @@ def _names_taken(told: Told, facts: Facts) -> bool:
     typed, since = told.ended_by or {}, facts.triggered_utc - facts.triggered_at
     at = facts.taken.get(typed.get("node") or "")
     return told.restart and typed.get("what") == "node" and at is not None and told.at_utc >= at + since
+
+
+def _names_noticed(told: Told, facts: Facts) -> bool:
+    """Whether what ended had no time because of the notice for the lead of an open handoff."""
+    return facts.lead_notice is not None and (told.ended_by or {}).get("node") == facts.lead_notice["node"]
 
 
 def _names(told: Told, struck: dict[str, Any]) -> bool:
@@ -292,12 +341,13 @@ def _killed(facts: Facts) -> dict[str, Any] | None:
 
 
 def _rung(facts: Facts) -> str | None:
-    """Of the last handoff that became active after the trigger; `checkpoint` where a restart came after it."""
-    since = facts.triggered_utc
+    """Of the last handoff that was opened and became active after the trigger, which may be a notice for the lead of
+    an open one; `checkpoint` where a restart came after it."""
+    since, counts_from = facts.triggered_utc, "opened_at" if facts.lead_notice is None else "changed_at"
     moves = [
         (_seconds(row["changed_at"]), row["rung"])
         for row in facts.handoffs
-        if row["state"] == "active" and _seconds(row["opened_at"]) >= since - 1.0
+        if row["state"] == "active" and _seconds(row[counts_from]) >= since - 1.0
     ]
     moves += [
         (_seconds(row["created_at"]), "checkpoint")
@@ -315,7 +365,7 @@ def _outcome(facts: Facts, reasons: list[Told]) -> str:
         return "failed"
     if facts.problem:
         return "hung"
-    if not any(item["at"] is not None for item in facts.struck):
+    if facts.lead_notice is None and not any(item["at"] is not None for item in facts.struck):
         return "not struck"
     if any(item.restart for item in reasons):
         return "restarted"

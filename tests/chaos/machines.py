@@ -118,6 +118,11 @@ class Machines(Cluster):
             command, environment = self._agents[node_id]
             self.nodes[node_id] = replace(node, agent=self._start_agent(node_id, command, environment))
 
+    def kill_node(self, node_id: str) -> None:
+        """Its machine is gone at once, without a word before."""
+        self.nodes.pop(node_id, None)
+        self.processes.kill(node_id)
+
     def agent_pid(self, node_id: str) -> int | None:
         """Of the running agent of a node."""
         node = self.nodes.get(node_id)

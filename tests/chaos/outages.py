@@ -44,7 +44,7 @@ def plan(seed: int) -> TrialPlan:
     return replace(
         plan_of(seed), seed=seed, kind=Kind.REPLACEMENT, nodes=nodes, comes=(), nodes_min=2, layouts=((2, "DP2"),),
         model=model, global_batch=12, micro_batch=1, checkpoint_every=20, leave=2, notice_s=NOTICE_S, gap_s=GAP_S,
-        strikes=(),
+        strikes=(), build_s=0.0,
     )  # fmt: skip
 
 

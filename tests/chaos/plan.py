@@ -21,6 +21,9 @@ VOCABULARY = 264
 STEPS_MAX = 100_000
 SECOND_STRIKE = 0.3
 """Share of trials with two victims."""
+BUILD_S = (8.0, 12.0)
+"""What building a world takes longer in half of the trials: an open handoff then outlasts a short notice."""
+LEAD_NOTICES_S = (8, 12, 20, 30)
 
 
 class Kind(StrEnum):
@@ -33,6 +36,8 @@ class Kind(StrEnum):
     RESUME = "resume"
     NOTHING = "nothing"
     REPLACEMENT = "replacement"  # every node gets a notice, and as many are free
+    LEAD = "notice for the lead"  # of an open handoff
+    DECISION = "loss before the decision"  # of a leaver, after the boundary
 
 
 class Victim(StrEnum):
@@ -45,6 +50,7 @@ class Victim(StrEnum):
     SURVIVOR = "survivor's rank"
     LEAVER = "leaver's rank"
     NEWCOMER = "newcomer's rank"
+    MACHINE = "leaver's machine"
     STORE = "store"
     ZYGOTE = "zygote"
 
@@ -65,13 +71,16 @@ EVERYWHERE = frozenset({Action.KILL, Action.STOP})
 _NODES = frozenset({Victim.AGENT, Victim.LEAD, Victim.SURVIVOR, Victim.LEAVER, Victim.NEWCOMER, Victim.STORE})
 POSSIBLE = {
     Action.KILL: frozenset(Victim),
-    Action.STOP: frozenset(Victim),
-    Action.CUT: _NODES | {Victim.SERVICE},
+    Action.STOP: frozenset(Victim) - {Victim.MACHINE},
+    Action.CUT: _NODES | {Victim.SERVICE, Victim.MACHINE},
     Action.LATE: _NODES | {Victim.SERVICE},
     Action.CLOCK: _NODES | {Victim.SERVICE},
     Action.FULL: frozenset({Victim.AGENT, Victim.LEAD, Victim.DATABASE}),
 }
 _WEIGHTS = {Action.KILL: 3.0, Action.STOP: 3.0, Action.CUT: 1.5, Action.LATE: 1.0, Action.FULL: 1.5, Action.CLOCK: 1.0}
+
+POINTS = ("boundary", "norm")
+"""Probes of the loop that a leaver passes between boundary and decision."""
 
 _GOES = (Kind.NOTICE, Kind.SECOND_NOTICE, Kind.SUSPENSION, Kind.REPLACEMENT)
 _COMES = (Kind.GROW, Kind.RESUME, Kind.REPLACEMENT)
@@ -80,7 +89,9 @@ _COMES = (Kind.GROW, Kind.RESUME, Kind.REPLACEMENT)
 @dataclass(frozen=True, slots=True)
 class Strike:
     """One victim. `after_s`: after the scenario's trigger; `lasts_s`: until all is as before; `back_s`: until a
-    killed service or agent is started again; `pick`: which of several candidates, as a share of their number."""
+    killed service or agent is started again; `pick`: which of several candidates, as a share of their number. `point`:
+    a leaver's rank is held at this probe of the loop until the strike, and `after_s` counts from there; empty: at none.
+    """
 
     victim: Victim
     action: Action
@@ -88,6 +99,7 @@ class Strike:
     lasts_s: float
     back_s: float
     pick: float
+    point: str = ""
 
     @property
     def how(self) -> str:
@@ -110,7 +122,8 @@ class Strike:
 class TrialPlan:
     """One trial. `nodes`: slots of each node at the start, `comes`: of those that a grow or a replacement adds;
     `layouts`: by node count; `leave`: how many nodes get a notice, which ends in `notice_s`, the second `gap_s` after
-    the first."""
+    the first. `opens`: what the open handoff is for whose lead gets a notice, None where none does; it ends in
+    `lead_notice_s`. `build_s`: what each world takes longer to build."""
 
     seed: int
     kind: Kind
@@ -126,6 +139,9 @@ class TrialPlan:
     notice_s: float
     gap_s: float
     strikes: tuple[Strike, ...]
+    opens: Kind | None = None
+    lead_notice_s: float = 0.0
+    build_s: float = 0.0
 
 
 def plan_of(seed: int, can: frozenset[Action] = EVERYWHERE) -> TrialPlan:
@@ -133,11 +149,13 @@ def plan_of(seed: int, can: frozenset[Action] = EVERYWHERE) -> TrialPlan:
     action that this machine cannot do, its victim is stopped instead."""
     draw = random.Random(seed)
     kind = tuple(Kind)[seed % len(Kind)]
+    opens = draw.choice((Kind.GROW, Kind.NOTICE)) if kind is Kind.LEAD else None
+    grows = Kind.GROW in (kind, opens)
     count = draw.choice((1, 1, 2) if kind is Kind.REPLACEMENT else (3, 3, 3, 3, 4, 4, 5))
-    leave = {Kind.SECOND_NOTICE: 2, Kind.NOTICE: 1, Kind.SUSPENSION: 1, Kind.RESUME: 1, Kind.REPLACEMENT: count}
-    leaves = leave.get(kind, 0)
-    least = count if kind in (Kind.SUSPENSION, Kind.RESUME, Kind.REPLACEMENT) else count - leaves
-    job = _job(draw, counts=range(least, count + (kind is Kind.GROW) + 1))
+    leave = _leave(kind, opens, count)
+    going = leave + (kind is Kind.LEAD)
+    least = count if kind in (Kind.SUSPENSION, Kind.RESUME, Kind.REPLACEMENT) else count - going
+    job = _job(draw, counts=range(least, count + grows + 1))
     nodes = job.slots[:count]
     return TrialPlan(
         seed=seed,
@@ -150,14 +168,36 @@ def plan_of(seed: int, can: frozenset[Action] = EVERYWHERE) -> TrialPlan:
         global_batch=job.batch,
         micro_batch=1,
         checkpoint_every=draw.choice((5, 10, 20)),
-        leave=leaves,
+        leave=leave,
         notice_s=float(draw.choice((30, 60, 120))),
         gap_s=round(draw.uniform(0.5, 6.0), 1),
         strikes=tuple(_strikes(draw, kind, can)),
+        opens=opens,
+        lead_notice_s=float(draw.choice(LEAD_NOTICES_S)) if kind is Kind.LEAD else 0.0,
+        build_s=round(draw.uniform(*BUILD_S), 1) if draw.random() < 0.5 else 0.0,
     )
 
 
+def _leave(kind: Kind, opens: Kind | None, count: int) -> int:
+    match kind:
+        case Kind.REPLACEMENT:
+            return count
+        case Kind.SECOND_NOTICE:
+            return 2
+        case Kind.LEAD:
+            return int(opens is Kind.NOTICE)
+        case Kind.NOTICE | Kind.SUSPENSION | Kind.RESUME | Kind.DECISION:
+            return 1
+        case Kind.GROW | Kind.NOTHING:
+            return 0
+
+
 def _strikes(draw: random.Random, kind: Kind, can: frozenset[Action]) -> Iterator[Strike]:
+    if kind is Kind.DECISION:
+        yield _strike_before_decision(draw, can)
+        return
+    if kind is Kind.LEAD and draw.random() < 0.5:
+        return  # The notice is enough.
     victims = [victim for victim in Victim if _exists(victim, kind)]
     for victim in draw.sample(victims, 2 if draw.random() < SECOND_STRIKE else 1):
         actions = [action for action in Action if victim in POSSIBLE[action]]
@@ -172,8 +212,27 @@ def _strikes(draw: random.Random, kind: Kind, can: frozenset[Action]) -> Iterato
         )
 
 
+def _strike_before_decision(draw: random.Random, can: frozenset[Action]) -> Strike:
+    victim = draw.choice((Victim.LEAVER, Victim.MACHINE))
+    is_silent = victim is Victim.MACHINE and draw.random() < 0.4
+    return Strike(
+        victim=victim,
+        action=Action.CUT if is_silent and Action.CUT in can else Action.KILL,
+        after_s=round(draw.uniform(0.0, 1.5), 1),
+        lasts_s=round(draw.uniform(30.0, 60.0), 1),
+        back_s=0.0,
+        pick=draw.random(),
+        point=draw.choice(POINTS),
+    )
+
+
 def _exists(victim: Victim, kind: Kind) -> bool:
+    if kind is Kind.LEAD:
+        # A short notice forgives no agent that stands still.
+        return victim in (Victim.SERVICE, Victim.DATABASE, Victim.ZYGOTE)
     match victim:
+        case Victim.MACHINE:
+            return False
         case Victim.SURVIVOR:
             return kind is not Kind.REPLACEMENT
         case Victim.LEAVER:
@@ -232,11 +291,12 @@ def _layouts(model: dict[str, int], batch: int, sizes: range) -> list[str]:
 
 def job_file(plan: TrialPlan, *, data_prefix: str, trail: str, checkpoints: str) -> dict[str, Any]:
     """What a user would write. Its ranks write the trail that the judge reads."""
+    args = {"data_prefix": data_prefix, "trail": trail, "micro_batch_s": 0.6 / plan.global_batch}
     return {
         "name": f"chaos-{plan.seed}",
         "entrypoint": "tests.chaos.trail:TrailedJob",
         "model": plan.model,
-        "args": {"data_prefix": data_prefix, "trail": trail, "micro_batch_s": 0.6 / plan.global_batch},
+        "args": args | {"build_s": plan.build_s},
         "global_batch": plan.global_batch,
         "micro_batch": plan.micro_batch,
         "nodes": {"min": plan.nodes_min, "max": max(count for count, _ in plan.layouts)},

@@ -70,13 +70,17 @@ def broken_rules(record: dict[str, Any]) -> list[str]:
         found.append("samples")
     if not lost_as_computed(record):
         found.append(f"lost {record['lost_steps']}, computed {record['lost_steps_computed']}")
-    if record["lost_steps_computed"] and _is_harmless(record):
+    if record["lost_steps_computed"] and _may_lose_none(record):
         found.append(f"lost {record['lost_steps_computed']} steps to a {record['killed']['what']}")
     if record["reason_names_killed"] is False:
         found.append("reason")
     if record["leaked"]:
         found.append("leaked")
-    if (record["recovery_s"] or 0.0) > RECOVERY_MAX_S:
+    if record.get("time_for_rescue") and record["lost_steps_computed"]:
+        found.append(f"lost {record['lost_steps_computed']} steps to a notice for the lead")
+    if record.get("bearable") and (record["lost_steps_computed"] or record["outcome"] == "restarted"):
+        found.append("a loss before the decision not borne")
+    if (record["recovery_s"] or 0.0) > RECOVERY_MAX_S + record.get("build_s", 0.0):
         found.append(f"recovery {record['recovery_s']:.0f} s")
     return found
 
@@ -87,9 +91,10 @@ def targets(records: Iterable[dict[str, Any]]) -> list[tuple[str, bool, str]]:
     counted = Counter(record["kind"] for record in trials)
     named = [record["reason_names_killed"] for record in trials if record["reason_names_killed"] is not None]
     share = sum(named) / len(named) if named else 1.0
-    recoveries = [record["recovery_s"] for record in trials if record["recovery_s"] is not None]
+    recovered = [record for record in trials if record["recovery_s"] is not None and not record.get("build_s")]
+    recoveries = [record["recovery_s"] for record in recovered]
     middle_s, longest_s = (statistics.median(recoveries), max(recoveries)) if recoveries else (0.0, 0.0)
-    harmless = [record for record in trials if _is_harmless(record)]
+    harmless = [record for record in trials if _may_lose_none(record)]
 
     def none(what: str, wrong: list[dict[str, Any]]) -> tuple[str, bool, str]:
         seeds = ", ".join(str(record["seed"]) for record in wrong)
@@ -113,12 +118,20 @@ def targets(records: Iterable[dict[str, Any]]) -> list[tuple[str, bool, str]]:
             "no step lost to service, database, agent or zygote",
             [record for record in harmless if record["lost_steps_computed"]],
         ),
+        none(
+            "no step lost to a notice for the lead that left time for a rescue",
+            [record for record in trials if record.get("time_for_rescue") and record["lost_steps_computed"]],
+        ),
+        none(
+            "every loss borne that a handoff can bear",
+            [record for record in trials if "a loss before the decision not borne" in broken_rules(record)],
+        ),
         (f"the right cause in {CAUSE_LEAST:.0%}", share >= CAUSE_LEAST, f"{sum(named)} of {len(named)}"),
         none("nothing leaked", [record for record in trials if record["leaked"]]),
         (
             f"recovery {RECOVERY_MEDIAN_S:g} s in the median, at most {RECOVERY_MAX_S:g} s",
             middle_s <= RECOVERY_MEDIAN_S and longest_s <= RECOVERY_MAX_S,
-            f"{middle_s:.1f} s, {longest_s:.1f} s, in {len(recoveries)} trials",
+            f"{middle_s:.1f} s, {longest_s:.1f} s, in {len(recoveries)} trials without slow building",
         ),
     ]
 
@@ -134,8 +147,10 @@ def summary(records: Iterable[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _is_harmless(record: dict[str, Any]) -> bool:
-    """Whether only such were struck as may cost no step."""
+def _may_lose_none(record: dict[str, Any]) -> bool:
+    """Whether only such were struck as may cost no step, and no notice was too short."""
+    if record.get("time_for_rescue") is False:
+        return False
     killed = record["killed"]
     struck = [killed, killed.get("and")] if killed else []
     return bool(struck) and all(item["harmless"] for item in struck if item)

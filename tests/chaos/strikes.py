@@ -5,17 +5,21 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from agent.supervisor.process import ProcessIdentity, send_signal
 from deploy.local.processes import DemoFailed
 from tests.chaos.machines import Machines
 from tests.chaos.plan import Action, Strike, Victim
+from tests.chaos.trail_reader import HELD, TrailReader, hold_file
 from tests.chaos.victims import Found, Roles, find
 
 APPEARS_S = 12.0
 """How long a strike waits for its victim to exist."""
+HELD_S = 90.0
+"""How long one waits for its victim to come to a probe of the loop."""
 LOOK_S = 0.1
 LATE_S = 0.2
 CLOCK_S = 300
@@ -25,7 +29,8 @@ CLOCK_BACK_BELOW_S = 20.0
 
 @dataclass(slots=True)
 class Struck:
-    """One strike as it happened. Times by the machine's monotonic clock; `at` is None while the victim did not exist.
+    """One strike as it happened. Times by the machine's monotonic clock; `at` is None while the victim did not exist,
+    or has not come to the `point` where it was to be struck.
     `until`: the end of a stop, or when the product's process manager had started the killed process again."""
 
     what: str
@@ -38,6 +43,7 @@ class Struck:
     at_utc: float | None = None
     until: float | None = None
     harmless: bool = False
+    point: str = ""
     problem: str = ""
 
     def as_json(self) -> dict[str, Any]:
@@ -61,7 +67,7 @@ class Strikes:
         """From now on their times count."""
         began = time.monotonic()
         for strike in self.planned:
-            struck = Struck(strike.victim, signal=strike.how, harmless=strike.is_harmless)
+            struck = Struck(strike.victim, signal=strike.how, harmless=strike.is_harmless, point=strike.point)
             self.struck.append(struck)
             thread = threading.Thread(target=self._run, args=(strike, struck, began), daemon=True)
             self._threads.append(thread)
@@ -79,17 +85,20 @@ class Strikes:
             thread.join(30.0)
 
     def _run(self, strike: Strike, struck: Struck, began: float) -> None:
+        held = self._await_held(strike) if strike.point else None
         self._ending.wait(strike.after_s)
-        found = self._await_victim(strike)
+        found = None if strike.point and held is None else self._await_victim(strike)
         if found is None:
             return
         struck.node, struck.rank, struck.pid = found.node, found.rank, found.processes[0].pid
         struck.at, struck.at_utc = time.monotonic(), time.time()
         struck.after_s = round(struck.at - began, 2)
         try:
-            self._do(strike, found)
+            self._do(strike, found, held)
         except (DemoFailed, OSError) as error:
             struck.problem = str(error)
+        finally:
+            self._let_go(held)
         struck.until = time.monotonic()
 
     def _await_victim(self, strike: Strike) -> Found | None:
@@ -100,12 +109,39 @@ class Strikes:
             self._ending.wait(LOOK_S)
         return None
 
-    def _do(self, strike: Strike, found: Found) -> None:
-        """Returns when all is as before."""
+    def _await_held(self, strike: Strike) -> Found | None:
+        """The leaver's rank that has stopped at the probe. None if it has not come there."""
+        held = self._await_victim(replace(strike, victim=Victim.LEAVER))
+        if held is None:
+            return None
+        folder, pid = self._trail, held.processes[0].pid
+        hold_file(folder, pid).write_text(strike.point)
+        trail, deadline = TrailReader(folder), time.monotonic() + HELD_S
+        while time.monotonic() < deadline and not self._ending.is_set():
+            trail.look()
+            if any(line["event"] == HELD and line["pid"] == pid for line in trail.lines):
+                return held
+            self._ending.wait(LOOK_S)
+        self._let_go(held)
+        return None
+
+    def _let_go(self, held: Found | None) -> None:
+        if held is not None:
+            hold_file(self._trail, held.processes[0].pid).unlink(missing_ok=True)
+
+    @property
+    def _trail(self) -> Path:
+        return self.machines.folder / "trail"
+
+    def _do(self, strike: Strike, found: Found, held: Found | None) -> None:
+        """Returns when all is as before. A rank that is `held` goes on as soon as the victim is struck."""
         match strike.action:
+            case Action.KILL if strike.victim is Victim.MACHINE:
+                self.machines.kill_node(found.node)
             case Action.KILL:
                 # The database's first process ends the others.
                 _send(found.processes[:1], signal.SIGKILL)
+                self._let_go(held)
                 self._come_back(strike, found)
             case Action.STOP:
                 _send(found.processes, signal.SIGSTOP)
@@ -113,6 +149,7 @@ class Strikes:
                 _send(found.processes, signal.SIGCONT)
             case Action.CUT:
                 self.machines.cut(found.node)
+                self._let_go(held)
                 self._ending.wait(strike.lasts_s)
                 self.machines.join(found.node)
             case Action.LATE:

@@ -64,6 +64,7 @@ def struck(what: str, *, node: str = "", rank: int | None = None, until: float =
     return found | {
         "harmless": what == "agent",
         "problem": "",
+        "point": "",
         "pid": 8,
         "at": KILLED_AT,
         "at_utc": START_UTC + KILLED_AT,
@@ -285,3 +286,63 @@ def test_logs_of_ranks_and_journals_of_agents_are_read(tmp_path):
     lines = [b'00 {"t": "rank", "k": "j/0", "v": {"rank": 1}}', b'00 {"t": "store", "k": "j/1", "v": {}}']
     lines += [b'00 {"t": "store", "k": "j/1", "v": null}', b'00 {"t": "ra']
     assert fold_journal(b"\n".join(lines)) == {"rank": {"j/0": {"rank": 1}}, "store": {}}
+
+
+def lead_notice(ends_in_s: float) -> dict[str, Any]:
+    return {"node": "node-1", "opened_at": KILLED_AT - 5.0, "at": KILLED_AT, "ends_in_s": ends_in_s}
+
+
+@pytest.mark.parametrize(
+    ("ends_in_s", "build_s", "others", "is_broken"),
+    [
+        (6.5, 0.0, [], True),
+        (6.0, 0.0, [], False),
+        (6.5, 0.0, ["store"], False),
+        (6.5, 4.0, [], True),
+        (6.5, 9.0, [], False),
+        (10.5, 9.0, ["agent"], True),
+        (9.5, 9.0, ["agent"], False),
+    ],
+)
+def test_steps_lost_to_a_notice_for_the_lead_that_left_time_for_a_rescue_are_against_the_rules(
+    ends_in_s: float, build_s: float, others: list[str], is_broken: bool
+):
+    struck_too = [struck(what, node="node-2") for what in others]
+    record = record_of(facts(lead_notice=lead_notice(ends_in_s), struck=struck_too, build_s=build_s))
+    assert ("lost 2 steps to a notice for the lead" in broken_rules(record)) is is_broken
+    assert ("lost 2 steps to a agent" in broken_rules(record)) is (is_broken and others == ["agent"])
+    assert record["outcome"] != "not struck", "the notice is what is tried"
+
+
+@pytest.mark.parametrize(("node", "names"), [("node-1", True), ("node-3", False)])
+def test_what_had_no_time_because_of_the_notice_for_the_lead_may_name_its_node(node: str, names: bool):
+    made = facts(lead_notice=lead_notice(5.0), struck=[struck("zygote", node="node-2")])
+    made.job["generations"][0]["ended_by"] = {"what": "rank", "node": node, "rank": 0}
+    assert record_of(made)["reason_names_killed"] is names
+
+
+def at_probe(*ready: int, rung: str = "live") -> Facts:
+    """Process 8, a leaver, is killed at its probe. Of 5 and 6, which stay, those that are `ready` have the state."""
+    made = facts(struck=[struck("leaver's rank", node="node-2") | {"point": "norm"}])
+    passed = [(8, "state read", False), (8, "norm", False), *((pid, "state read", True) for pid in ready)]
+    for pid, point, target in passed:
+        line = {"event": "probe", "handoff": "h", "point": point, "pid": pid, "target": target, "ranks": 2}
+        made.trail.append(line | {"at": KILLED_AT - 0.1})
+    made.trail.append({"event": "held", "at": KILLED_AT - 0.1, "pid": 8, "point": "norm"})
+    made.handoffs = [{"handoff_id": "h", "rung": rung, "state": "active", "superseded": False}]
+    made.handoffs[0] |= {"changed_at": utc(110.0), "opened_at": utc(100.0)}
+    return made
+
+
+def test_a_restart_after_a_loss_that_all_ranks_of_the_next_world_can_bear_is_against_the_rules():
+    record = record_of(at_probe(5, 6))
+    assert record["bearable"] and "a loss before the decision not borne" in broken_rules(record)
+    for made, bearable in ((at_probe(5), False), (at_probe(5, 6, rung="rescue"), None), (facts(), None)):
+        record = record_of(made)
+        assert record["bearable"] is bearable and broken_rules(record) == []
+
+
+def test_slow_building_has_its_time_beside_a_recovery():
+    times = {"recovery_s": 40.0, "build_s": 9.0}
+    assert "recovery 40 s" in broken_rules(record_of(facts()) | times)
+    assert broken_rules(record_of(facts()) | times | {"build_s": 11.0}) == []

@@ -10,7 +10,7 @@ from deploy.local.cluster import LocalNode
 from deploy.local.processes import Processes
 from tests.chaos.machines import Machines
 from tests.chaos.plan import Victim
-from tests.chaos.victims import Roles, find
+from tests.chaos.victims import Roles, find, leads_now
 
 JOB = "chaos-1-abcd"
 ROLES = Roles(JOB, leavers=["node-2"], newcomers=["node-3"])
@@ -44,6 +44,7 @@ def process(pid: int) -> dict[str, Any]:
     [
         (Victim.SURVIVOR, "node-1", 10),
         (Victim.LEAVER, "node-2", 11),
+        (Victim.MACHINE, "node-2", 11),
         (Victim.NEWCOMER, "node-3", 12),
         (Victim.STORE, "node-2", 41),
     ],
@@ -63,3 +64,13 @@ def test_there_is_no_victim_while_there_is_none(machines: Machines):
     assert find(Victim.NEWCOMER, machines, Roles(JOB), 0.5) is None
     assert find(Victim.SERVICE, machines, ROLES, 0.5) is None
     assert find(Victim.DATABASE, machines, ROLES, 0.5) is None
+
+
+def test_the_node_that_leads_an_open_handoff_of_the_job_is_found_in_its_journal(machines: Machines):
+    journals = {"node-1": ("active", JOB), "node-2": ("streaming", JOB), "node-3": ("streaming", "another-job")}
+    assert leads_now(machines, JOB) is None
+    for node, (state, job_id) in journals.items():
+        journal = Journal(machines.run_dir(node)).open()
+        journal.put(Table.HANDOFF, "id", {"job_id": job_id, "state": state})
+        journal.close()
+    assert leads_now(machines, JOB) == "node-2"

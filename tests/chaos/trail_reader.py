@@ -7,6 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+HELD = "held"
+"""The event of a rank that a strike holds at a probe."""
+
+
+def hold_file(folder: Path, pid: int) -> Path:
+    """While it exists the rank with this pid stops at the probe that is written in it."""
+    return folder / f"hold-{pid}"
+
 
 class TrailReader:
     """Reads on where it stopped: a trial looks several times a second."""

@@ -23,7 +23,7 @@ from tests.chaos.plan import Kind, TrialPlan, job_file
 from tests.chaos.remains import Remains
 from tests.chaos.strikes import Strikes
 from tests.chaos.trail_reader import TrailReader
-from tests.chaos.victims import Roles
+from tests.chaos.victims import Roles, leads_now
 
 START_S = 150.0
 SUSPEND_S = 150.0
@@ -31,6 +31,7 @@ STRIKES_S = 120.0
 RECOVER_S = 90.0
 RECOVER_MOST_S = 400.0
 GROWS_S = 30.0
+OPENS_S = 60.0
 STOP_S = 90.0
 LEAK_S = 20.0
 REQUEST_S = 3.0
@@ -59,7 +60,7 @@ class Trial:
         self._job: dict[str, Any] = {}
         self._http = httpx.Client()
         self._pause = threading.Event()
-        self.facts = Facts(plan.seed, plan.global_batch, plan.kind)
+        self.facts = Facts(plan.seed, plan.global_batch, plan.kind, build_s=plan.build_s)
 
     def play(self) -> Facts:
         """Never raises for what the product does: what did not happen in time is `problem` in the facts."""
@@ -105,7 +106,7 @@ class Trial:
         match self._plan.kind:
             case Kind.NOTHING:
                 self._trigger()
-            case Kind.NOTICE | Kind.SECOND_NOTICE:
+            case Kind.NOTICE | Kind.SECOND_NOTICE | Kind.DECISION:
                 self._give_notices()
                 self._trigger()
             case Kind.REPLACEMENT:
@@ -114,6 +115,12 @@ class Trial:
                 self._trigger()
             case Kind.GROW:
                 self._add_nodes()
+                self._trigger()
+            case Kind.LEAD:
+                if self._plan.opens is Kind.GROW:
+                    self._add_nodes()
+                self._give_notices()
+                self._give_lead_notice()
                 self._trigger()
             case Kind.SUSPENSION:
                 self._give_notices()
@@ -143,11 +150,26 @@ class Trial:
         self._tend()
 
     def _give_notice(self, node: str) -> None:
+        self._announce(node, self._plan.notice_s)
+
+    def _give_lead_notice(self) -> None:
+        """To the node that leads, as soon as a handoff is open, or a little later where building takes long."""
+        job_id = self._roles.job_id
+        with suppress(DemoFailed):
+            self._until("a handoff to be open", OPENS_S, lambda: leads_now(self._machines, job_id) is not None)
+            opened_at = time.monotonic()
+            self._pause.wait(self._plan.gap_s if self._plan.build_s else 0.0)
+            if (node := leads_now(self._machines, job_id)) is not None:
+                times = {"opened_at": opened_at, "at": time.monotonic(), "ends_in_s": self._plan.lead_notice_s}
+                self.facts.lead_notice = {"node": node, **times}
+                self._announce(node, self._plan.lead_notice_s)
+
+    def _announce(self, node: str, ends_in_s: float) -> None:
         self._roles.leavers.append(node)
-        self._deadlines[node] = time.monotonic() + self._plan.notice_s
+        self._deadlines[node] = time.monotonic() + ends_in_s
         with self._machines.beside(node):
-            interrupt(self._machines.nodes[node].imds_url, ends_in_s=self._plan.notice_s)
-        self._say(f"notice for {node}, {self._plan.notice_s:.0f} s")
+            interrupt(self._machines.nodes[node].imds_url, ends_in_s=ends_in_s)
+        self._say(f"notice for {node}, {ends_in_s:.0f} s")
 
     def _add_nodes(self) -> None:
         for slots in self._plan.comes:
@@ -258,6 +280,8 @@ class Trial:
 
     def _end_node(self, node: str) -> None:
         self._deadlines.pop(node)
+        if node not in self._machines.nodes:
+            return  # A strike has killed its machine.
         self.facts.taken[node] = time.monotonic()
         self._machines.end_node(node)
         self._say(f"{node} was taken away")

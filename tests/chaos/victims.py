@@ -10,6 +10,9 @@ from agent.supervisor.process import ProcessIdentity, read_start_time
 from tests.chaos.machines import Machines
 from tests.chaos.plan import Victim
 
+OPEN = ("preparing", "streaming", "ready")
+"""States of a handoff before its boundary."""
+
 
 @dataclass(slots=True)
 class Roles:
@@ -49,7 +52,7 @@ def _candidates(victim: Victim, machines: Machines, journals: dict[str, Any], ro
             return [found for node in nodes for found in _running(node, machines.agent_pid(node))]
         case Victim.SURVIVOR:
             return [found for found in ranks if found.node not in (*roles.leavers, *roles.newcomers)]
-        case Victim.LEAVER:
+        case Victim.LEAVER | Victim.MACHINE:
             return [found for found in ranks if found.node in roles.leavers]
         case Victim.NEWCOMER:
             return [found for found in ranks if found.node in roles.newcomers]
@@ -80,6 +83,15 @@ def _lead(journals: dict[str, Any], job_id: str) -> list[str]:
     orders = [order for journal in journals.values() if (order := journal.get("orders", {}).get(job_id))]
     newest = max(orders, key=lambda order: order.get("generation") or 0, default={})
     return [node for node in newest.get("lead_order", ()) if node in journals][:1]
+
+
+def leads_now(machines: Machines, job_id: str) -> str | None:
+    """The node that leads an open handoff of the job, by its own journal; None while none does."""
+    for node in tuple(machines.nodes):
+        for record in machines.journal(node).get("handoff", {}).values():
+            if record["job_id"] == job_id and record["state"] in OPEN:
+                return node
+    return None
 
 
 def _newest_store(journals: dict[str, Any], job_id: str) -> list[Found]:
