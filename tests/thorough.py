@@ -57,7 +57,7 @@ PROGRAMS = (
         ("pyproject.toml", "constraints.txt"),
         480.0,
     ),
-    Program("sim", (PYTHON, "-m", "tests.simulation.run", "--seeds", "30000"), ("tests/simulation/run.py",), 225.0),
+    Program("sim", (PYTHON, "-m", "tests.simulation.run", "--seeds", "8000"), ("tests/simulation/run.py",), 225.0),
     Program("mutants", (PYTHON, "-m", "tests.mutants.run", "--count", "30"), ("tests/mutants/run.py",), 600.0),
     Program("chaos", (PYTHON, "-m", "tests.chaos.run", *CHAOS), ("tests/chaos/run.py",), 600.0),
 )

@@ -1,10 +1,9 @@
 """Runs a scenario file against the simulator. Pure.
 
 A file is a list of blocks: a command, a line of four dashes, the expected output, an empty line; # starts a comment.
-Commands: `job NODE.. [spare NODE..]`; `handoff NODE..` (`service NODE..`: the service opens it); `amend NODE..`;
-`notice NODE..`; `until TEXT`; `fault KIND NODE [SECONDS]`; `run SECONDS`; `rest` (no more faults, until all is quiet).
-`listen`: agents report to the service from then on, which does `start NODE..`; `cut service|everybody NODE..`.
-`rung RUNG`: that handoffs are opened on from then on.
+Commands: `job NODE.. [spare NODE..]`; `handoff NODE.. [by NODE]`: an agent opens it, the first member's by itself;
+`notice NODE SECONDS`: it will go then; `amend NODE..` of the open one; `rung RUNG`: of handoffs from then on; `cancel`;
+`start NODE..`; `cut service|everybody NODE..`; `until TEXT`; `fault KIND NODE [SECONDS]`; `run SECONDS`; `rest`.
 """
 
 from __future__ import annotations
@@ -12,10 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from liver_core.handoff import Reason, Rung
-from liver_core.handoff.proposer_events import Amend, Cancel, Open
-from liver_core.layout import Member
-from tests.simulation.plans import LEAD, SERVICE, Fault, Plan
-from tests.simulation.simulation import REST_WITHIN_S, THINK_S, Simulation
+from liver_core.handoff.proposer_events import Amend
+from liver_core.layout import Member, ParallelLayout
+from service.simulation.world.agents import SimAgent
+from tests.simulation.plans import Fault, Plan
+from tests.simulation.simulation import REST_WITHIN_S, Simulation
 
 DASHES = "----"
 UNTIL_S = 60.0
@@ -67,27 +67,33 @@ class Scene:
     def run(self, command: str) -> tuple[str, ...]:
         """Carry out one command and return what happened meanwhile."""
         name, *words = command.split()
+        sim = self.simulation
         match name:
             case "job":
                 at = words.index("spare") if "spare" in words else len(words)
                 self.simulation = _simulation(tuple(words[:at]), tuple(words[at + 1 :]))
                 self.read = 0
-            case "handoff" | "notice" | "amend" | "service":
-                self._propose(name, words)
+            case "handoff":
+                self._hand_over(words)
+            case "amend":
+                self._amend(words)
+            case "cancel":
+                self._lead().leading.cancel(Reason("a person said so", "cancel"))
+            case "notice":
+                sim.announce(words[0], sim.clock.now + float(words[1]), by_node=True)
             case "rung":
                 self.rung = Rung(words[0])
             case "start":
-                self.simulation.starts.want(tuple(Member(word, 0) for word in words))
+                sim.start_on(tuple(Member(word, 0) for word in words))
             case "cut":
-                for word in words[1:]:
-                    self.simulation.starts.cut(Member(word, 0), everybody=words[0] == "everybody")
+                sim.cut_off(words[1:], everybody=words[0] == "everybody", seconds=FOREVER_S)
             case "until":
                 self._until(" ".join(words))
             case "fault":
-                kind = [word for word in words if word not in _nodes(self.simulation) and not word.isdigit()]
-                node = next(word for word in words if word in _nodes(self.simulation))
+                kind = [word for word in words if word not in _nodes(sim) and not word.isdigit()]
+                node = next(word for word in words if word in _nodes(sim))
                 length_s = float(words[-1]) if words[-1].isdigit() else FOREVER_S
-                self.simulation._strike(Fault(" ".join(kind), "", 0.0, Member(node, 0), length_s))
+                sim.strike(Fault(" ".join(kind), "", 0.0, Member(node, 0), length_s))
             case "run":
                 self._run_for(float(words[0]))
             case "rest":
@@ -96,20 +102,25 @@ class Scene:
                 raise ValueError(f"unknown command: {command}")
         return self._news()
 
-    def _propose(self, name: str, words: list[str]) -> None:
-        sim = self.simulation
-        host = sim.hosts[SERVICE if name == "service" else LEAD]
-        members = tuple(Member(word, 0) for word in words)
-        proposal = sim._proposal(sim.worlds[max(sim.worlds)].roster, members, self.rung)
-        current = host.proposer.record.proposal
-        match name:
-            case "handoff" | "service":
-                host.handle(Open(proposal))
-            case "amend" if current is not None:
-                host.handle(Amend(sim.amendment(current, members, current.deadline_utc, current.rung)))
-            case _:
-                sim.wanted = members
-                host.handle(Cancel(Reason("another notice came", "supersede")))
+    def _lead(self) -> SimAgent:
+        lead = self.simulation.leads()
+        assert lead is not None, "no handoff is open"
+        return lead
+
+    def _hand_over(self, words: list[str]) -> None:
+        sim, source = self.simulation, self.simulation.worlds[max(self.simulation.worlds)].roster
+        by = words[words.index("by") + 1] if "by" in words else source.node_ids()[0]
+        names = words[: words.index("by")] if "by" in words else words
+        members = tuple(Member(name, 0) for name in names)
+        sim.agent(by).leading.open_anyway(sim.proposal(source, members, self.rung))
+
+    def _amend(self, words: list[str]) -> None:
+        lead = self._lead()
+        current = lead.leading.leader.own.proposer.record.proposal
+        assert current is not None
+        members, layout = tuple(Member(word, 0) for word in words), ParallelLayout(dp=len(words))
+        amended = replace(current, layout=layout, members=members, plan_digest=f"{current.plan_digest}+")
+        lead.carry_out(lead.leading.leader.own.feed(Amend(amended), lead.now), lead.leading.carry_out_one)
 
     def _until(self, text: str) -> None:
         sim = self.simulation
@@ -128,11 +139,10 @@ class Scene:
 
     def _rest(self) -> None:
         sim = self.simulation
-        sim.clock.after(THINK_S, sim._think)
-        sim.clock.after(THINK_S + 2.0, sim._calm)
+        sim.calm()
         limit_s = sim.clock.now + REST_WITHIN_S
-        while sim.chaos or not sim._rests():
-            assert sim.clock.now < limit_s, f"no rest: {sim._why_not()}"
+        while not sim.rests():
+            assert sim.clock.now < limit_s, f"no rest: {sim.why_not()}"
             sim.clock.run_next()
 
     def _news(self) -> tuple[str, ...]:
@@ -146,11 +156,9 @@ class Scene:
 def _simulation(first: tuple[str, ...], spare: tuple[str, ...]) -> Simulation:
     """A job that nothing disturbs but the script: a step takes half a second, a message at most 55 ms."""
     members = tuple(Member(node, 0) for node in (*first, *spare))
-    plan = Plan(members, members[: len(first)], 0.5, 10.0, (0.0, 0.0, 0.05), (), (), FOREVER_S)
+    plan = Plan(members, members[: len(first)], 0.5, (0.0, 0.0, 0.05), chaos_s=FOREVER_S, scripted=True)
     simulation = Simulation(0, plan=plan)
     simulation.notes = []
-    simulation.starts.begin()
-    simulation.listing.begin()
     return simulation
 
 

@@ -12,7 +12,7 @@ from liver_core.handoff.pending import PendingState
 from liver_core.handoff.pending_events import PendingEvent
 from liver_core.handoff.proposer import ProposerState
 from liver_core.handoff.proposer_events import ProposerEvent
-from tests.simulation.truth import Violation
+from service.simulation.world.observer import Violation
 
 Pair = tuple[str, str, str]  # machine, state, event
 

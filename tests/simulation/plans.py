@@ -1,28 +1,25 @@
-"""What happens in one run besides training: who wants what when, and which faults strike. Pure, drawn from the seed."""
+"""What happens in one run besides training: who goes when, who wants what, which faults strike. Drawn from a seed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 
 from liver_core.layout import Member
 
-LEAD = "lead"
-SERVICE = "service"
-
+# What is named more than once is drawn so much more often.
 FAULTS = (
     "agent crash",
     "agent crash between effects",
-    "host crash",
-    "host crash between effects",
+    "agent stands still",
     "rank dies",
     "rank breaks while its agent restarts",
     "node dies",
     "store dies",
+    "store fails",
     "store cut off",
     "network storm",
     "service away",
-    "service gone",
     "build fails",
     "build stalls",
     "stream stalls",
@@ -36,31 +33,57 @@ FAULTS = (
     "hello again",
     "rank slow to answer",
     "late order",
+    "cut off from the service",
+    "cut off from everybody",
+    "world cut off",
+    "world cut off",
+    "world cut off",
+    "start again",
+    "start again",
+    "stale proposal",
+    "second proposer",
 )
+LEADS = ("agent crash", "agent crash between effects", "agent stands still", "node dies", "cut off from everybody")
+"""What strikes the node that leads an open handoff."""
 ANOTHER_NOTICE = "another notice"
 LONG_FROM_S = 1.1
 TRIGGERS = ("preparing", "streaming", "prepared", "ready", "cutting_over", "active")
 
 
 @dataclass(frozen=True, slots=True)
-class Intent:
-    """Somebody wants another world. `kind`: handoff, amend, cancel, restart, stale."""
+class Notice:
+    """A node will go: announced at `at_s`, `lead_s` before its end. `withdrawn_s`: after so long it stays after all.
+    `by_itself`: its own agent hears it first; else the service does. `of`: the node that leads what is open then, one
+    that comes with it, one that leaves with it, or `node`. `dies_s`: so much before its announced end it is taken."""
 
     at_s: float
-    host: str
-    kind: str
-    members: tuple[Member, ...]
+    node: str
+    lead_s: float
+    withdrawn_s: float | None = None
+    by_itself: bool = True
+    of: str = "node"
+    dies_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """From then on the job is to have so many nodes."""
+
+    at_s: float
+    nodes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Strikes `delay_s` after `trigger` was first reported by any rank; with an empty trigger after the start."""
+    """Strikes `delay_s` after `trigger` was first reported by any rank; with an empty trigger after the start. `of`: a
+    role in the open handoff that is struck instead of `member`: lead, stays, leaver, newcomer; empty for none."""
 
     kind: str
     trigger: str
     delay_s: float
     member: Member
     length_s: float
+    of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,54 +99,79 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One run, as drawn."""
+    """One run, as drawn. `parts`: of a step, between which it can be dropped. `slow_s`: longer than usual, to build a
+    world. `connects`: the ranks of a next world make communicators of GPUs at a boundary. `scripted`: nothing small
+    goes another way by itself."""
 
     members: tuple[Member, ...]
     first: tuple[Member, ...]
     step_s: float
-    deadline_s: float
     network: tuple[float, float, float]  # loss, repeat, delay
-    intents: tuple[Intent, ...]
-    faults: tuple[Fault, ...]
-    chaos_s: float
+    notices: tuple[Notice, ...] = ()
+    wishes: tuple[Wish, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    chaos_s: float = 25.0
     link: Link = Link()
-    parts: int = 1  # of a step, between which it can be dropped
-    slow_s: float = 0.0  # longer than usual, to build a world
-    connects: bool = False  # the ranks of a next world make communicators of GPUs at a boundary
+    parts: int = 1
+    slow_s: float = 0.0
+    connects: bool = False
+    scripted: bool = False
 
 
-def draw_plan(random: Random, builds: Random) -> Plan:
-    """A short run: one or two changes of the world, none to four faults. `builds` is for how long worlds are built."""
-    members = tuple(Member(f"n{index}", 0) for index in range(4 + (random.random() < 0.3)))
-    first = tuple(random.sample(members, 2 + (random.random() < 0.4)))
-    chaos_s = 22.0 + 8 * random.random()
-    intents = [Intent(0.1 + random.random(), LEAD, "handoff", _world(random, members))]
-    if random.random() < 0.35:
-        intents.append(Intent(2 + 16 * random.random(), LEAD, "handoff", _world(random, members)))
-    if random.random() < 0.4:
-        kind = random.choice(("handoff", "handoff", "stale", "stale", "restart"))
-        intents.append(Intent(1 + 14 * random.random() ** 2, SERVICE, kind, _world(random, members)))
-    if random.random() < 0.5:
-        kind = random.choice(("amend", "amend", "amend", "cancel"))
-        intents.append(Intent(1 + 6 * random.random(), LEAD, kind, _world(random, members)))
-    count = random.choice((0, 1, 1, 2, 2, 3, 4))
-    faults = tuple(_fault(random, members) for _ in range(count))
+def draw_plan(random: Random) -> Plan:
+    """A short run: one or two changes of the world, none to four faults."""
+    members = tuple(Member(f"n{index}", 0) for index in range(4 + (random.random() < 0.4)))
+    first = tuple(random.sample(members, 2 + (random.random() < 0.5)))
     lossy = random.random() < 0.5
     network = (0.15 * random.random(), 0.2 * random.random(), 0.6 * random.random()) if lossy else (0.0, 0.0, 0.05)
-    step_s, deadline_s = 0.3 + random.random(), 7 + 9 * random.random()
-    link = _link(random)
-    parts = 1
+    step_s, parts = 0.3 + random.random(), 1
     if step_s > LONG_FROM_S:
-        # Some jobs have steps that hardly fit a deadline; they can be dropped between two parts.
+        # Some jobs have steps that hardly fit a notice; they can be dropped between two parts.
         step_s, parts = 3 + 20 * (step_s - LONG_FROM_S), 4
-    if random.random() < 0.4:
+    count = random.choice((0, 1, 1, 2, 2, 3, 4))
+    faults = tuple(_fault(random, members) for _ in range(count))
+    if random.random() < 0.5:
         # While permission is given and the boundary has not come.
-        faults += (Fault(ANOTHER_NOTICE, "ready", 0.5 * random.random(), random.choice(members), 1.0),)
-    # Some worlds are built for so long that a notice leaves time for a rescue only.
-    slow_s = 5.0 + 6.0 * builds.random() if builds.random() < 0.15 else 0.0
-    connects = builds.random() < 0.3
-    plan = Plan(members, first, step_s, deadline_s, network, tuple(intents), faults, chaos_s, link, parts, slow_s)
-    return replace(plan, connects=connects)
+        of = random.choice(("stays", "stays", "lead", "newcomer", ""))
+        faults += (Fault(ANOTHER_NOTICE, "ready", 0.5 * random.random(), random.choice(members), 1.0, of),)
+    return Plan(
+        members,
+        first,
+        step_s,
+        network,
+        notices=tuple(_notices(random, members, first)),
+        wishes=tuple(_wishes(random, len(first))),
+        faults=faults,
+        chaos_s=22.0 + 8 * random.random(),
+        link=_link(random),
+        parts=parts,
+        # Some worlds are built for so long that a notice leaves time for a rescue only.
+        slow_s=5.0 + 6.0 * random.random() if random.random() < 0.15 else 0.0,
+        connects=random.random() < 0.3,
+    )
+
+
+def _notices(random: Random, members: tuple[Member, ...], first: tuple[Member, ...]) -> list[Notice]:
+    """None to three; a later one often for a node that has a part in what the one before has begun."""
+    found = []
+    at_s = 0.5 + 3.0 * random.random()
+    for number in range(random.choice((0, 1, 1, 1, 2, 2, 3))):
+        node = random.choice(first if random.random() < 0.8 else members).node_id
+        of = random.choice(("node", "lead", "lead", "comes", "leaves")) if number else "node"
+        withdrawn_s = 4.0 * random.random() if random.random() < 0.2 else None
+        early_s = 1.5 * random.random() if random.random() < 0.2 else 0.0
+        lead_s = 5.0 + 11.0 * random.random()
+        found.append(Notice(at_s, node, lead_s, withdrawn_s, random.random() < 0.6, of, early_s))
+        at_s += 0.2 + random.choice((1.5, 6.0)) * random.random()
+    return found
+
+
+def _wishes(random: Random, nodes: int) -> list[Wish]:
+    if random.random() < 0.4:
+        return []
+    first = Wish(0.5 + 10.0 * random.random(), random.choice([each for each in (2, 3, 4) if each != nodes]))
+    more = [Wish(first.at_s + 8.0 * random.random(), random.choice((2, 3)))] if random.random() < 0.3 else []
+    return [first, *more]
 
 
 def _link(random: Random) -> Link:
@@ -131,13 +179,12 @@ def _link(random: Random) -> Link:
     return Link(random.random() < 0.8, 0.2 + random.random(), random.random(), refusal)
 
 
-def _world(random: Random, members: tuple[Member, ...]) -> tuple[Member, ...]:
-    return tuple(random.sample(members, 2 + (random.random() < 0.5)))
-
-
 def _fault(random: Random, members: tuple[Member, ...]) -> Fault:
-    kind = random.choice(FAULTS)
     triggered = random.random() < 0.6
     trigger = random.choice(TRIGGERS) if triggered else ""
     delay_s = random.random() if triggered else 14 * random.random()
-    return Fault(kind, trigger, delay_s, random.choice(members), 1 + 9 * random.random())
+    of = random.choice(("", "", "lead", "leaver", "newcomer")) if triggered else ""
+    kind = random.choice(LEADS if of == "lead" else FAULTS)
+    if of == "leaver":
+        kind = random.choice(("rank dies", "node dies", "agent crash", "agent stands still"))
+    return Fault(kind, trigger, delay_s, random.choice(members), 1 + 9 * random.random(), of)

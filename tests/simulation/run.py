@@ -1,4 +1,4 @@
-"""Run many seeds: `python -m tests.simulation.run --seeds 30000 [--start S] [--bug NAME]`; exits 1 when one fails.
+"""Run many seeds: `python -m tests.simulation.run --seeds 10000 [--start S] [--bug NAME]`; exits 1 when one fails.
 
 Each seed is one run of the handoff machines, and one of a target that follows sources which change while it reads.
 `--replay SEED` runs one seed of the machines and prints what happened in it.
@@ -13,12 +13,12 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from service.simulation.world.observer import Violation
 from tests.simulation import streaming
 from tests.simulation.bugs import BUGS, Bug
 from tests.simulation.coverage import Pair, every_pair
 from tests.simulation.impossible import IMPOSSIBLE
 from tests.simulation.simulation import Simulation, run_seed
-from tests.simulation.truth import Violation
 
 WORKERS_MAX = 2
 SEEDS_PER_TASK = 100

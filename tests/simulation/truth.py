@@ -5,22 +5,30 @@ It sees everything at once, which no party of the real protocol can. A violation
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+from agent.protocol import handoff_ends
+from agent.protocol.values import HandoffState
 from liver_core.handoff import OUT_OF_TIME, Decision, Order, Phase, Report, Rung, Stage
 from liver_core.handoff.generations import start_of
+from liver_core.handoff.leader import Leader
 from liver_core.handoff.participant_events import ParticipantRecord, RankStage
-from liver_core.handoff.proposer_events import HandoffEnded, ProposerRecord
+from liver_core.handoff.proposer_events import HandoffEnded, ProposerEffect, ProposerEvent, ProposerRecord
+from service.jobs.causes import FirstCause
+from service.simulation.world.observer import Attempt, Observer, Violation, attempt_of, voters
+from tests.simulation.coverage import Coverage
+from tests.simulation.notice_watch import NoticeWatch
+from tests.simulation.planning import ladder_inputs
 
 if TYPE_CHECKING:
     from liver_core.layout import Member
-    from tests.simulation.ranks import SimRank
+    from service.simulation.world.agents import SimAgent
+    from service.simulation.world.rank_cutover import CuttingRank
+    from service.simulation.world.ranks import SimRank
+    from service.simulation.world.worlds import SimWorld
     from tests.simulation.simulation import Simulation
-    from tests.simulation.worlds import SimWorld
 
-CHECKPOINT_EVERY = 5
-NOT_BEGUN = -1
-"""The era of a start before its first step."""
 BUSY = (
     RankStage.PREPARING,
     RankStage.STREAMING,
@@ -30,32 +38,52 @@ BUSY = (
 )
 
 
-class Violation(AssertionError):
-    """A rule is broken."""
+LOOK_S = 0.25
+STORE_SEEN_S = 1.0
+TOLD_WITHIN_S = 6.0
+SLOW = (
+    "slow read",
+    "barrier fails",
+    "store cut off",
+    "network storm",
+    "agent stands still",
+    "gradients late",
+    "cut off from the service",
+    "cut off from everybody",
+    "world cut off",
+)
+"""Faults that make a pause long by themselves."""
+_PAST = (RankStage.CUTTING_OVER, RankStage.ACTIVE)
 
 
-class Truth:
+class Truth(Observer):
     """The whole history that the rules speak about."""
 
-    def __init__(self) -> None:
-        self.chain = [1]  # the training state at each version, the same in every layout: H1 in one number
-        self.era = 0  # grows by one with every start from a checkpoint
-        self.checkpoint_version = 0
-        self.applied: dict[tuple[int, int], int] = {}  # (era, version) -> generation that stepped to it
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.coverage = Coverage()
+        self.notices = NoticeWatch(simulation, partial(ladder_inputs, simulation))
+        self.participant = self.coverage.participant  # type: ignore[method-assign]
+        self.pending, self.cutover = self.coverage.pending, self.coverage.cutover  # type: ignore[method-assign]
+        self.applied: dict[tuple[int, int], int] = {}  # (start, version) -> generation that stepped to it
         self.generation_owner: dict[int, str] = {}  # generation -> handoff that was decided GO with it
         self.burned: dict[tuple[str, int], str] = {}  # (proposer, generation) -> handoff
         self.numbers: dict[int, tuple[str, bool]] = {}  # generation -> who used it first, and whether that is a start
         self.promised: dict[tuple[Member, int], str] = {}  # (member, generation) -> handoff
         self.bound: dict[Member, str] = {}  # member -> the handoff it last said it is promised to
-        self.revision_at_boundary: dict[str, int] = {}
-        self.rung_at_boundary: dict[str, tuple[Rung, Rung]] = {}  # handoff -> rung ordered, and rung taken
-        self.dropped_at: set[str] = set()  # handoffs for which a step was dropped
-        self.deadlines: dict[str, float] = {}  # handoff -> of its newest revision
-        self.parents: dict[str, int] = {}  # handoff -> generation of its source
-        self.certified: dict[str, set[Member]] = {}
-        self.first_steps: dict[str, set[Member]] = {}
-        self.said_ready: set[tuple[str, int, Member]] = set()
+        self.revision_at_boundary: dict[Attempt, int] = {}
+        self.rung_at_boundary: dict[Attempt, tuple[Rung, Rung]] = {}  # generation -> rung ordered, and rung taken
+        self.dropped_at: set[Attempt] = set()  # generations for which a step was dropped
+        self.deadlines: dict[Attempt, float] = {}  # generation -> of its newest revision
+        self.parents: dict[Attempt, int] = {}  # generation -> generation of its source
+        self.first_steps: dict[Attempt, set[Member]] = {}
+        self.said_ready: set[tuple[Attempt, int, Member]] = set()
         self.ended: list[HandoffEnded] = []
+        self.over: set[Attempt] = set()
+        self.boundary_at: dict[Attempt, float] = {}
+        self.touched: dict[str, float] = {}  # nodes on which something went wrong -> when last
+        self.blamed: list[tuple[FirstCause | None, str]] = []
+        self.was_asked_for = False  # a start that nobody needs
         self.attempts: dict[str, str] = {}  # each handoff that was opened -> its proposer
         self.stream_failures: dict[int, str] = {}  # generation of the source -> why the live rung failed there
         self.steps = 0
@@ -68,29 +96,90 @@ class Truth:
         self.permitted: set[tuple[Member, str]] = set()  # a participant, and a handoff for which it had permission
         self.ended_here: set[tuple[Member, str]] = set()  # a participant, and a handoff that is over for it
 
-    def value(self, version: int) -> int:
-        """The one correct state at a version."""
-        while len(self.chain) <= version:
-            self.chain.append(hash((self.chain[-1], len(self.chain))) & 0xFFFFFFFFFFFF)
-        return self.chain[version]
+    # Agents that lead, and what the service does about a loss.
+
+    def leader_begins(self, agent: SimAgent, leader: Leader) -> None:
+        """Its proposer's events are counted too."""
+        proposer, handle = leader.own.proposer, leader.own.proposer.handle
+
+        def counted(event: ProposerEvent, now: float) -> tuple[ProposerEffect, ...]:
+            self.coverage.proposer(proposer.state, event)
+            return handle(event, now)
+
+        proposer.handle = counted  # type: ignore[method-assign]
+
+    def struck(self, name: str) -> None:
+        """Something has gone wrong on this node."""
+        self.touched[name] = self.simulation.clock.now
+        self.notices.disturbed(name)
+
+    def look(self) -> None:
+        """Several times a second: whether somebody acts on what is known."""
+        self.simulation.clock.after(LOOK_S, self.look)
+        self.notices.look()
+
+    def job_lost(self, cause: FirstCause | None, reason: str) -> None:
+        """The service starts the job again since its world cannot go on. H7: whoever is named has failed."""
+        self.blamed.append((cause, reason))
+        if cause is not None and cause.node is not None and cause.node not in self.touched:
+            raise Violation(f"H7: {cause.node} is blamed, and nothing has happened to it: {reason}")
+        if (borne := self._could_be_borne()) is not None:
+            raise Violation(f"restart for what can be borne: {borne} goes without who is lost: {reason}")
+
+    def _could_be_borne(self) -> str | None:
+        """The handoff past its boundary whose targets all live, while only leavers are gone."""
+        sim = self.simulation
+        if sim.network.service_away or sim.network.cut_off or self.was_asked_for:
+            return None
+        for attempt in self.rung_at_boundary:
+            order = sim.orders.get((attempt, Phase.PERMIT))
+            if order is None or order.source is None or attempt in self.over:
+                continue
+            ranks = [sim.agents[member].rank for member in voters(order)]
+            if order.generation < max(sim.worlds) and order.parent < max(sim.worlds):
+                continue
+            if not sim.store(order).alive or not sim.agent(order.proposer_id).node_up:
+                continue  # Nothing can be decided any more.
+            if all(rank is not None and rank.alive and _has_a_part(rank, order) for rank in ranks):
+                return order.handoff_id
+        return None
+
+    def at_rest(self) -> None:
+        """Nothing waits any more: each attempt is in the service's list, and as its proposer knows it."""
+        sim = self.simulation
+        ended = (end for agent in sim.living() for end in agent.leading.proposer_record.ended)
+        known = {(str(end.handoff_id), end.generation): end for end in ended}
+        for handoff_id, proposer in self.attempts.items():
+            row = sim.service.rows.handoffs.rows.get(handoff_id)
+            if row is None and proposer not in sim.taken:
+                raise Violation(f"hidden attempt: the service's list has no {handoff_id}, which {proposer} led")
+            end = None if row is None or row.generation is None else known.get((handoff_id, row.generation))
+            if row is None or end is None:
+                continue
+            left = row.parent != sim.service.rows.generations.active
+            if row.state is HandoffState.ABORTED and left:
+                continue  # What comes of an attempt from a world that the job has left changes nothing.
+            if row.state is not handoff_ends.state_of_end(end):
+                raise Violation(f"hidden outcome: {handoff_id} ended {end.stage}, the service has {row.state}")
 
     # H3, H5: steps.
 
-    def step_applied(self, rank: SimRank, world: SimWorld, *, at_cutover: bool) -> None:
+    def step_applied(self, rank: CuttingRank, world: SimWorld, *, at_cutover: bool) -> None:
         """`rank` stepped from `rank.version - 1` to `rank.version` in `world`."""
         self.steps += 1
-        if world.era == NOT_BEGUN:
-            world.era = self._first_step_of_start(rank, world)
+        if not world.is_begun:
+            self._first_step_of_start(rank, world)
         self.begun = max(self.begun, world.generation)
-        if rank.value != self.value(rank.version):
+        if rank.value != self.simulation.value(rank.version):
             raise Violation(f"H1: {rank} has a wrong state at version {rank.version} in generation {world.generation}")
-        if world.era < self.era and not (at_cutover and self.starts_by_service):
+        era = start_of(world.generation)
+        if era < start_of(self.newest_start) and not (at_cutover and self.starts_by_service):
             raise Violation(f"H3: {rank} steps in generation {world.generation} beside a restarted world")
-        owner = self.applied.setdefault((world.era, rank.version), world.generation)
+        owner = self.applied.setdefault((era, rank.version), world.generation)
         if owner != world.generation:
             raise Violation(f"H3: version {rank.version} was stepped to in generations {owner} and {world.generation}")
 
-    def gradients_whole(self, rank: SimRank) -> None:
+    def gradients_whole(self, rank: CuttingRank) -> None:
         """`rank` is about to apply a step."""
         if rank.partial:
             raise Violation(f"H1: {rank} applies a step that was dropped before its gradients were whole")
@@ -99,7 +188,6 @@ class Truth:
         """A checkpoint of this version is complete; it replaces any other of the same version."""
         if start_of(generation) < start_of(self.begun):
             raise Violation(f"checkpoint: generation {generation} publishes version {version} beside {self.begun}")
-        self.checkpoint_version = max(self.checkpoint_version, version)
 
     # Starts of the service.
 
@@ -138,19 +226,14 @@ class Truth:
         if generation < self.fences.get(member, 0):
             raise Violation(f"H6: {member} starts generation {generation}, it knows of {self.fences[member]}")
 
-    def _first_step_of_start(self, rank: SimRank, world: SimWorld) -> int:
+    def _first_step_of_start(self, rank: CuttingRank, world: SimWorld) -> None:
         if world.generation < self.newest_start:
             raise Violation(f"H3: {rank} begins generation {world.generation} beside the newer {self.newest_start}")
         self.newest_start = world.generation
-        return self.new_era()
-
-    def new_era(self) -> int:
-        self.era += 1
-        return self.era
 
     # The decision.
 
-    def step_after_boundary(self, rank: SimRank, handoff_id: str, record: Decision, *, in_target: bool) -> None:
+    def step_after_boundary(self, rank: CuttingRank, handoff_id: str, record: Decision, *, in_target: bool) -> None:
         """`rank` is about to apply the step that a cutover was about."""
         if rank.decision_read is Decision.UNDECIDED:
             raise Violation(f"step before the decision was read: {rank} in {handoff_id}")
@@ -161,6 +244,7 @@ class Truth:
 
     def decided(self, order: Order, decision: Decision, held: dict[Member, SimRank], version: int) -> None:
         """The decision record was written for the first time."""
+        self._is_in_time(order)
         if not decision.goes:
             return
         handoff_id = self.generation_owner.setdefault(order.generation, order.handoff_id)
@@ -168,18 +252,30 @@ class Truth:
             raise Violation(f"H6: generation {order.generation} goes for {order.handoff_id} and for {handoff_id}")
         for member in voters(order):
             rank = held.get(member)
-            certified = member in self.certified.get(order.handoff_id, ())
-            if rank is None or not certified or rank.held_value != self.value(version):
+            certified = member in self.simulation.certified.get(attempt_of(order), ())
+            if rank is None or not certified or rank.held_value != self.simulation.value(version):
                 raise Violation(f"certificate: {decision} of {order.handoff_id} without a certified state on {member}")
 
-    def fell(self, rank: SimRank, order: Order, simulation: Simulation) -> None:
+    def _is_in_time(self, order: Order) -> None:
+        """Whoever waits for a rank that is dead is told by the agent that has seen it, and waits no more."""
+        sim, now = self.simulation, self.simulation.clock.now
+        members = {*(order.source.members if order.source else ()), *voters(order)}
+        dead = {member: sim.died_at[member] for member in members if sim.is_gone(member) and member in sim.died_at}
+        began = self.boundary_at.get(attempt_of(order), now)
+        slow = any(fault.kind in SLOW for fault in sim.plan.faults) or sim.network.loss or sim.network.cut_off
+        seen = [at for member, at in dead.items() if sim.agents[member].incarnation == 1 and at >= began]
+        if seen and not slow and len(seen) == len(dead) and now - min(seen) > TOLD_WITHIN_S:
+            raise Violation(f"pause: {order.handoff_id} is decided {now - min(seen):.1f} s after a death that was seen")
+
+    def fell(self, rank: CuttingRank, order: Order) -> None:
         """`rank` can go on in no world. After a rescue has released its leavers, only a second failure may bring it so
         far; without a fault in the run there is none, unless the service has started the job again: that ends ranks.
         A rank that was certified and reads GO has all it needs."""
-        if rank.decision_read is Decision.GO and rank.member in self.certified.get(order.handoff_id, ()):
+        if rank.decision_read is Decision.GO and rank.member in self.simulation.certified.get(attempt_of(order), ()):
             raise Violation(f"avoidable fall: {rank} holds a certified state, and {order.handoff_id} goes")
         if order.rung is not Rung.RESCUE or not rank.decision_read.goes:
             return
+        simulation = self.simulation
         known = [simulation.agents[member].journal.highest_generation for member in order.target.members]
         if any(start_of(highest) > start_of(order.generation) for highest in known):
             return
@@ -189,19 +285,20 @@ class Truth:
         if not building.disturbed and (early or complete or not (plan.faults or plan.network[0])):
             raise Violation(f"lost after the release: {rank} falls in {order.handoff_id}, though nothing else failed")
 
-    def boundary_passed(self, rank: SimRank, order: Order, *, dropped: bool) -> None:
+    def boundary_passed(self, rank: CuttingRank, order: Order, *, dropped: bool) -> None:
         """`rank` learned that the boundary of `order` was agreed."""
         if (rank.member, order.handoff_id) not in self.permitted:
             raise Violation(f"boundary without permission: {rank} cuts over in {order.handoff_id}")
-        revision = self.revision_at_boundary.setdefault(order.handoff_id, order.plan_revision)
+        self.boundary_at.setdefault(attempt_of(order), self.simulation.clock.now)
+        revision = self.revision_at_boundary.setdefault(attempt_of(order), order.plan_revision)
         if revision != order.plan_revision:
             raise Violation(f"amended: {rank} cuts over in revision {order.plan_revision}, others in {revision}")
-        _, rung = self.rung_at_boundary.setdefault(order.handoff_id, (order.rung, rank.rung))
+        _, rung = self.rung_at_boundary.setdefault(attempt_of(order), (order.rung, rank.rung))
         if dropped:
-            self.dropped_at.add(order.handoff_id)
+            self.dropped_at.add(attempt_of(order))
         if dropped and order.rung is not Rung.DROP_STEP:
             raise Violation(f"ladder: {rank} drops a step for {order.handoff_id} on {order.rung}")
-        if dropped is not (order.handoff_id in self.dropped_at):
+        if dropped is not (attempt_of(order) in self.dropped_at):
             raise Violation(f"mixed: {rank} cuts over at the end of a step that others dropped")
         if rung is not rank.rung:
             raise Violation(f"mixed rungs: {rank} cuts over {rank.rung}, others {rung}")
@@ -221,28 +318,41 @@ class Truth:
         """All ranks of its world have agreed to cut over, and `rank` does not."""
         raise Violation(f"left alone: {rank} trains on, and the others cut over")
 
-    def streams(self, rank: SimRank, one_sided: bool) -> None:
+    def streams(self, rank: SimRank) -> None:
         """`rank` begins to stream."""
-        if not one_sided:
+        if not self.simulation.plan.link.one_sided:
             raise Violation(f"ladder: {rank} streams over a transport that has no one-sided reads")
 
     def boundaries(self) -> list[str]:
         """The agreed boundaries of this run by rung, and by whether the plan was amended before."""
         return [
             f"{str(rung) if rung.streams else _copied(wanted)}"
-            f"{' before the boundary' if handoff_id in self.dropped_at else ''}"
-            f"{', amended' if self.revision_at_boundary[handoff_id] > 1 else ''}"
-            for handoff_id, (wanted, rung) in self.rung_at_boundary.items()
+            f"{' before the boundary' if attempt in self.dropped_at else ''}"
+            f"{', amended' if self.revision_at_boundary[attempt] > 1 else ''}"
+            for attempt, (wanted, rung) in self.rung_at_boundary.items()
         ]
 
+    def first_step(self, rank: CuttingRank, order: Order) -> None:
+        """`rank` has made its first step in the world of `order`."""
+        self.first_steps.setdefault(attempt_of(order), set()).add(rank.member)
+
     # Promises, the journal and words.
+
+    def opened(self, handoff_id: str, proposer: str) -> None:
+        """A proposer is about to open it."""
+        self.attempts[handoff_id] = proposer
 
     def report_spoken(self, report: Report, journal: ParticipantRecord, rank: SimRank | None) -> None:
         """A participant says something: all of it must be on its disk, and true of its rank."""
         if report.stage is Stage.READY:
-            self.said_ready.add((report.handoff_id, report.plan_revision, report.member))
+            self.said_ready.add((attempt_of(report), report.plan_revision, report.member))
             self._ready_is_true(report, rank)
-        if report.stage is Stage.ABORTED and rank is not None and rank.alive and rank.holds(report.handoff_id):
+        if (
+            report.stage is Stage.ABORTED
+            and rank is not None
+            and rank.alive
+            and rank.holds(report.handoff_id, report.generation)
+        ):
             raise Violation(f"aborted is said while {rank} is {rank.stage} in {report.handoff_id}")
         if report.promise != journal.promise:
             raise Violation(f"spoke before persist: {report.member} says {report.promise}, disk {journal.promise}")
@@ -295,16 +405,18 @@ class Truth:
         first, starts = self.numbers.setdefault(order.generation, (order.handoff_id, False))
         if starts:
             raise Violation(f"H6: generation {order.generation} is used by {first} and {order.handoff_id}")
-        self.parents[order.handoff_id] = order.parent
-        if order.deadline_utc > self.deadlines.get(order.handoff_id, order.deadline_utc):
+        self.parents[attempt_of(order)] = order.parent
+        if order.deadline_utc > self.deadlines.get(attempt_of(order), order.deadline_utc):
             raise Violation(f"amended: the deadline of {order.handoff_id} is later in revision {order.plan_revision}")
         if order.phase is not Phase.ABORT:  # Whoever is dropped by a revision is told so under the one before.
-            self.deadlines[order.handoff_id] = order.deadline_utc
+            self.deadlines[attempt_of(order)] = order.deadline_utc
         if order.phase is Phase.PERMIT:
             self._all_said_ready(order)
-        if order.phase is Phase.RETIRE and set(order.target.members) - self.first_steps.get(order.handoff_id, set()):
+            if attempt_of(order) not in self.rung_at_boundary:
+                self._has_its_store(order)
+        if order.phase is Phase.RETIRE and set(order.target.members) - self.first_steps.get(attempt_of(order), set()):
             raise Violation(f"retired before every rank of generation {order.generation} did its first step")
-        passed = self.revision_at_boundary.get(order.handoff_id)
+        passed = self.revision_at_boundary.get(attempt_of(order))
         if passed is not None and order.plan_revision != passed and order.phase is not Phase.ABORT:
             raise Violation(f"amended: {order.handoff_id} says revision {order.plan_revision} after the boundary")
 
@@ -319,13 +431,18 @@ class Truth:
         if rank.world is not None and order.source != rank.world.roster:
             raise Violation(f"stale roster: {rank} steps in generation {rank.world.generation}, not in {order.source}")
 
+    def _has_its_store(self, order: Order) -> None:
+        store = self.simulation.store(order)
+        if self.simulation.clock.now - store.died_at > STORE_SEEN_S:
+            raise Violation(f"permission for {order.handoff_id} long after its store has died")
+
     def _all_said_ready(self, order: Order) -> None:
         source = order.source.members if order.source is not None else ()
         for member in {*source, *voters(order)}:
-            if (order.handoff_id, order.plan_revision, member) not in self.said_ready:
+            if (attempt_of(order), order.plan_revision, member) not in self.said_ready:
                 raise Violation(f"permission for {order.handoff_id} before {member} said that it is ready")
 
-    def left(self, rank: SimRank, handoff_id: str) -> None:
+    def left(self, rank: CuttingRank, handoff_id: str) -> None:
         """A rank leaves because it has no part in what goes on: it must know what that is."""
         if rank.decision_read is Decision.UNDECIDED:
             raise Violation(f"left before the decision was read: {rank} in {handoff_id}")
@@ -333,26 +450,25 @@ class Truth:
     def handoff_ended(self, ended: HandoffEnded) -> None:
         """H7: an ending names what, where and why. Nobody is named where only the time was too short."""
         self.ended.append(ended)
+        self.over.add((ended.handoff_id, ended.generation))
         if ended.stage not in (Stage.ACTIVE, Stage.ABORTED, Stage.BROKEN):
             raise Violation(f"H7: {ended.handoff_id} ended {ended.stage}")
         reason = ended.reason
         if reason.phase == "stream":
-            self.stream_failures[self.parents[ended.handoff_id]] = reason.text
-        asked_for = ended.stage is Stage.ACTIVE or reason.phase in ("supersede", "amend")
+            self.stream_failures[self.parents[ended.handoff_id, ended.generation]] = reason.text
+        asked_for = ended.stage is Stage.ACTIVE or reason.phase in ("superseded", "amend", "cancel")
         late = ended.stage is Stage.ABORTED and reason.phase == OUT_OF_TIME
-        anonymous = reason.rank is None and not asked_for and not late
+        anonymous = reason.rank is None and not reason.node and reason.cause is None and not asked_for and not late
         if not reason.text or not reason.phase or anonymous:
             raise Violation(f"H7: {ended.handoff_id} ended {ended.stage} with a reason that names no rank: {reason}")
-
-
-def voters(order: Order) -> tuple[Member, ...]:
-    """Whose state counts at the decision: every target, but in a rescue only who holds state already."""
-    if order.rung is not Rung.RESCUE or order.source is None:
-        return order.target.members
-    return tuple(member for member in order.target.members if member in order.source.members)
 
 
 def _copied(wanted: Rung) -> str:
     if wanted is Rung.RESCUE:
         return "rescue"
     return f"stop_and_copy after {wanted}" if wanted.streams else "stop_and_copy"
+
+
+def _has_a_part(rank: SimRank, order: Order) -> bool:
+    """Whether it cuts over, or has done so."""
+    return rank.order is not None and rank.order.handoff_id == order.handoff_id and rank.stage in _PAST

@@ -9,14 +9,14 @@ from service.jobs.tables import ENDED, JobState
 from service.ledger.tables import Cause
 from service.planner.inputs import PlannerDecision, PlannerVerdict
 from service.policy.types import Candidate, Goal, Policy, PolicyDecision, PolicyInputs, PolicyKnobs, StandingWorld
-from service.simulation.cluster_replay import PLACE, START_UTC, ClusterReplay, ClusterRun
+from service.simulation.cluster_replay import PLACE, ClusterReplay, ClusterRun
 from service.simulation.machines.change_times import ChangeTimes
-from service.simulation.machines.ground import Ground
-from service.simulation.machines.meeting import Planned, ReplayFacts
-from service.simulation.machines.played_job import utc
+from service.simulation.machines.replayed_world import ReplayedWorld
 from service.simulation.machines.spent_time import Doing, Stretch
 from service.simulation.replay_setup import GridStep, ReplaySetup
 from service.simulation.traces import CapacityTrace
+from service.simulation.world.moments import seconds_at, utc
+from service.simulation.world.reports import Planned
 
 CAUSES = {
     Doing.TRAINING: Cause.PRODUCTIVE,
@@ -61,17 +61,17 @@ class MachineReplay(ClusterReplay):
         times: ChangeTimes,
     ) -> None:
         super().__init__(trace, candidates, policy, setup, knobs)
-        self._ground = Ground(times, setup, candidates, ReplayFacts(self._plan, self._moving, self._nodes))
+        self._world = ReplayedWorld(times, setup, candidates, self._plan)
         self._goal = Goal()
+        self._unseen = frozenset[str]()
         self._planned: tuple[object, Planned] | None = None
 
     def run(self, goal: Goal) -> ClusterRun:
         self._goal = goal
         done = super().run(goal)
-        job, lead = self._ground.job, self._ground.lead
-        enacted = sorted((*job.starts(), *lead.enacted, *lead.still_open()), key=lambda each: each.generation)
-        gave_up = job.reason if job.state is JobState.FAILED else ""
-        return replace(done, enacted=tuple(enacted), refused=tuple(lead.refused), gave_up=gave_up)
+        service, books = self._world.service, self._world.books
+        gave_up = service.reason if service.state is JobState.FAILED else ""
+        return replace(done, enacted=books.enacted(), refused=tuple(books.refused), gave_up=gave_up)
 
     # What happens.
 
@@ -79,80 +79,69 @@ class MachineReplay(ClusterReplay):
         self._take_state()
         before = set(self._up)
         changed = super()._observe(step)
-        for name in self._up.keys() - before:
-            self._ground.job.node_came(name)
+        for name in [name for name in self._up if name not in before]:
+            self._world.node_comes(name)
+        self._announce()
         return changed
 
+    def _announce(self) -> None:
+        """Who will go is known to the service and to all agents at once."""
+        for fact in self._notices.moving(utc(self._world.clock.now)):
+            if fact.deadline_utc is not None and fact.node_id in self._up and fact.node_id not in self._world.announced:
+                self._world.announce(fact.node_id, seconds_at(fact.deadline_utc), by_node=False)
+
     def _lose(self, step: GridStep) -> None:
-        before, announced = tuple(self._up), self._leaving
+        before = tuple(self._up)
         super()._lose(step)
         for name in before:
             if name not in self._up:
-                self._ground.node_dies(name, is_announced=name in announced)
-
-    def _hear(self, step: GridStep) -> bool:
-        heard = super()._hear(step)
-        if heard:
-            self._ground.notices_heard()
-        return heard
+                self._world.node_dies(name)
 
     def _release(self, node: str, at_s: float) -> None:
         super()._release(node, at_s)
         if node not in self._world_nodes():
-            self._ground.node_given_back(node)
+            self._world.node_given_back(node)
 
     def _decide(self, at_s: float, goal: Goal) -> None:
         """What to hold: nothing once the job has ended. What to run on, the service asks when it looks at the job."""
         self._decided_s, self._planned = at_s, None
         self._take_state()
-        if self._ground.job.state in ENDED:
-            self._used = tuple(self._ground.nodes_in_use())
+        if self._world.service.state in ENDED:
+            self._used = tuple(self._world.nodes_in_use())
             self._hold(at_s, 0, [node for node in self._up if node not in self._leaving])
             self._take_state()
             return
         decision = self._policy.decide(self._inputs(at_s, goal))
         self._remember(at_s, decision)
         staying = [node for node in self._up if node not in self._leaving]
-        self._used = tuple(self._ground.nodes_in_use())
+        self._used = tuple(self._world.nodes_in_use())
         self._hold(at_s, self._kept(at_s, decision, len(staying)), staying)
         self._take_state()
-        self._ground.job.wake()
+        self._world.service.wake()
 
     # What the machines ask for.
-
-    def _nodes(self) -> Sequence[str]:
-        return self._up  # type: ignore[return-value]
-
-    def _moving(self) -> dict[str, tuple[float, float]]:
-        now = utc(self._ground.time.now)
-        return {
-            notice.node_id: (
-                (notice.first_seen_utc - START_UTC).total_seconds(),
-                (notice.deadline_utc - START_UTC).total_seconds(),
-            )
-            for notice in self._notices.moving(now)
-            if notice.deadline_utc is not None
-        }
 
     def _plan(self) -> Planned:
         """What the policy wants at this moment; asked once for the same facts between two ticks."""
         self._take_state()
-        world, unseen = self._ground.world, self._ground.job.unseen()
+        world, unseen = self._world.books.standing, self._world.unseen()
         generation = None if world is None else (world.roster.generation, world.is_lost)
+        self._unseen = frozenset(unseen)
         key = tuple(self._up), self._leaving, unseen, generation
         if self._planned is None or self._planned[0] != key:
             self._planned = key, self._planned_now(unseen)
         return self._planned[1]
 
     def _planned_now(self, unseen: tuple[str, ...]) -> Planned:
-        inputs = self._inputs(self._ground.time.now, self._goal)
+        inputs = self._inputs(self._world.clock.now, self._goal)
         staying = [node for node in (*self._up, *unseen) if node not in self._leaving]
         found = self._policy.decide(inputs)
-        decision, layout = self._as_planned(found, staying, self._ground.world is not None)
-        if inputs.standing is not None and not inputs.standing.is_whole:
+        decision, layout = self._as_planned(found, staying, self._world.books.standing is not None)
+        world = self._world.books.standing
+        is_whole = world is not None and not world.is_lost and not self._is_broken()
+        if inputs.standing is not None and not is_whole:
             found = self._policy.decide(replace(inputs, standing=None))
-        world = self._ground.world
-        if layout is None and world is not None and world.begun and not self._is_broken():
+        if layout is None and world is not None and world.begun and is_whole:
             return Planned(decision, decision, None, None)
         restart, restart_layout = self._as_planned(found, staying, False)
         return Planned(decision, restart, layout, restart_layout)
@@ -177,21 +166,23 @@ class MachineReplay(ClusterReplay):
     # What the policy is told.
 
     def _world_nodes(self) -> tuple[str, ...]:
-        world = self._ground.world
+        world = self._world.books.standing
         return () if world is None else world.roster.node_ids()
 
     def _take_state(self) -> None:
-        world = self._ground.world
+        world = self._world.books.standing
         self._used, self._layout = self._world_nodes(), None if world is None else world.layout
-        self._tokens = self._ground.spent.tokens_at(self._ground.time.now)
+        self._tokens = self._world.books.spent.tokens_at(self._world.clock.now)
 
     def _is_broken(self) -> bool:
-        world = self._ground.world
-        return world is not None and (world.is_lost or any(node in self._leaving for node in self._used))
+        """As far as anybody knows: a node that is gone counts as ready until it is missed."""
+        return any(node in self._leaving or node not in self._up for node in self._used if node not in self._unseen)
 
     def _inputs(self, at_s: float, goal: Goal) -> PolicyInputs:
         """With nodes that are gone and count as ready, until they are missed."""
-        inputs, unseen = super()._inputs(at_s, goal), self._ground.job.unseen()
+        unseen = self._world.unseen()
+        self._unseen = frozenset(unseen)
+        inputs = super()._inputs(at_s, goal)
         if not unseen:
             return inputs
         pool = inputs.pools[0]
@@ -207,13 +198,13 @@ class MachineReplay(ClusterReplay):
     # What it comes to.
 
     def _spend(self, step: GridStep) -> None:
-        self._ground.time.run_until(step.end_s)
+        self._world.clock.run_until(step.end_s)
         ideal = self._curve.tokens_per_s(step.nodes)
         held = min(ideal, self._curve.tokens_per_s(len(self._up)))
-        for part in self._ground.spent.until(step.end_s):
+        for part in self._world.books.spent.until(step.end_s):
             self._charge(part, ideal, held)
         self._usd += len(self._up) * self._setup.usd_of_node(step.begin_s, step.end_s)
-        self._lost_by["lost_work"] = self._ground.spent.lost_tokens
+        self._lost_by["lost_work"] = self._world.books.spent.lost_tokens
         self._take_state()
 
     def _charge(self, part: Stretch, ideal: float, held: float) -> None:

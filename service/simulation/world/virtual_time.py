@@ -8,7 +8,7 @@ ACTIONS_MAX = 5_000_000
 
 
 class VirtualTime:
-    """Seconds since the trace began. Things that are due at one moment happen in the order in which they were set."""
+    """Seconds since it began. Things that are due at one moment happen in the order in which they were set."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -22,6 +22,19 @@ class VirtualTime:
 
     def after(self, seconds: float, action: Callable[..., None], *args: object) -> None:
         self.at(self.now + seconds, action, *args)
+
+    @property
+    def events(self) -> int:
+        """How many actions were asked for."""
+        return self._number
+
+    def run_next(self) -> bool:
+        """Run the next action; False when nothing is left."""
+        if not self._due:
+            return False
+        self.now, _, action, args = heapq.heappop(self._due)
+        action(*args)
+        return True
 
     def run_until(self, until_s: float) -> None:
         """Everything that is due before then."""

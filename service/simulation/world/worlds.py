@@ -6,17 +6,11 @@ Each rank shows its word and learns the outcome at a moment of its own, so that 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from liver_core.handoff import Agreement, BoundaryPhase, Order, Reason, agreed, boundary_pair
+from liver_core.handoff import Agreement, BoundaryPhase, FailedPart, FailureCause, Order, Reason, agreed, boundary_pair
 from liver_core.layout import Member, Roster
-from tests.simulation.truth import CHECKPOINT_EVERY
+from service.simulation.world.whole import SimRank, SimulatedWorld
 
-if TYPE_CHECKING:
-    from tests.simulation.ranks import SimRank
-    from tests.simulation.simulation import Simulation
-
-COLLECTIVE_TIMEOUT_S = 3.0
 LEASE_AGAIN_S = 0.2
 JOIN_TIMEOUT_S = 15.0
 SHOW_S, SETTLE_S = 0.03, 0.02
@@ -24,33 +18,50 @@ SHOW_S, SETTLE_S = 0.03, 0.02
 LATE_S, LATE_SHARE = 1.5, 0.15
 """Now and then one comes late to the boundary, for example since it writes a checkpoint."""
 CONNECT_S = 3.0
+ALMOST = 1 - 1e-9
+_PEER = FailureCause(FailedPart.PEER)
 Then = Callable[["list[SimRank]", Agreement | None], None]
 
 
 class SimWorld:
     """The ranks of one generation in lock step."""
 
-    def __init__(self, simulation: Simulation, roster: Roster, era: int) -> None:
+    def __init__(self, simulation: SimulatedWorld, roster: Roster, *, is_begun: bool) -> None:
         self.simulation = simulation
         self.roster = roster
         self.generation = roster.generation
-        self.era = era
+        self.is_begun = is_begun  # False: a start that has made no step yet
         self.at_boundary: dict[Member, SimRank] = {}
         self.dead = self.is_due = False
         self.steps = 0
         self.begun = 0  # steps that all ranks began; those that were dropped too
+        self._coasts_since: float | None = None  # the begin of a step, where the next ones are counted by time
+        self._is_stirred = True  # the next boundary may matter
+        self._into_s = 0.0  # of the part that begins next, what has passed of its step already
 
     def join(self, rank: SimRank) -> None:
         """A rank goes on to the next step; the boundary comes when all have."""
+        if not self.dead and not self._polls and any(map(self.simulation.is_gone, self.roster.members)):
+            self._dies()
         if self.dead:
-            self.simulation.clock.after(COLLECTIVE_TIMEOUT_S, rank.break_down, self.lost_peer(rank))
+            self.simulation.clock.after(self._detect_s, rank.break_down, self.lost_peer(rank))
             return
         if not self.at_boundary:
             self.simulation.clock.after(JOIN_TIMEOUT_S, self._give_up, self.steps)
         self.at_boundary[rank.member] = rank
         if len(self.at_boundary) == len(self.roster.members):
             self.simulation.note(f"generation {self.generation} trains at version {rank.version}")
+            if self.is_begun:
+                self.simulation.observer.world_begins(self)
             self._begin_step()
+
+    @property
+    def _polls(self) -> bool:
+        return self.simulation.conditions.polls
+
+    @property
+    def _detect_s(self) -> float:
+        return self.simulation.conditions.detect_s
 
     def _begin_step(self) -> None:
         ranks = self._met()
@@ -58,6 +69,9 @@ class SimWorld:
             return
         for rank in ranks:
             rank.maintain()
+        if not (self._polls or self._is_stirred or any(rank.redoing for rank in ranks)):
+            self._coasts_since = self.simulation.clock.now
+            return
         self.is_due = True
         self.go_on()
         if self.is_due:
@@ -72,11 +86,36 @@ class SimWorld:
         self.begun += 1
         self._do_part(1, self.begun)
 
+    def look(self) -> None:
+        """Something has changed for one of its ranks, so that the next boundary may matter."""
+        self._is_stirred = True
+        ranks = None if self._coasts_since is None else self._wake()
+        if ranks is not None:
+            self._do_part(int(self._into_s / self.simulation.part_s(self)) + 1 if self._into_s else 1, self.begun)
+
+    def _wake(self) -> list[SimRank] | None:
+        """Count the steps that were made meanwhile; the next one is under way."""
+        sim, since = self.simulation, self._coasts_since
+        assert since is not None
+        step_s, self._coasts_since = sim.step_s(self), None
+        made = int((sim.clock.now - since) / step_s) if step_s else 0
+        self._into_s = max(0.0, sim.clock.now - since - made * step_s) if step_s else 0.0
+        self.steps += made
+        self.begun += made + 1
+        for rank in self.at_boundary.values():
+            if rank.alive:
+                rank.made_steps(made)
+        return self._met()
+
     def _do_part(self, part: int, step: int) -> None:
-        parts = self.simulation.plan.parts
-        following = self.boundary if part == parts else self._between_parts
-        arguments = () if part == parts else (part, step)
-        self.simulation.clock.after(self.simulation.step_s / parts, following, *arguments)
+        """The next one of the step, or the one that is under way."""
+        sim = self.simulation
+        step_s, part_s = sim.step_s(self), sim.part_s(self)
+        is_last = part * part_s >= ALMOST * step_s
+        takes_s = part_s if not is_last else step_s - (part - 1) * part_s
+        into_s, self._into_s = max(0.0, self._into_s - (part - 1) * part_s), 0.0
+        following, arguments = (self.boundary, ()) if is_last else (self._between_parts, (part, step))
+        sim.clock.after(takes_s - into_s, following, *arguments)
 
     def _between_parts(self, part: int, step: int) -> None:
         """No gradient is whole: only a step that all want to drop ends here."""
@@ -86,7 +125,7 @@ class SimWorld:
             return
         for rank in ranks:
             rank.maintain()
-        left = (self.simulation.plan.parts - part) * self.simulation.step_s / self.simulation.plan.parts
+        left = self.simulation.step_s(self) - part * self.simulation.part_s(self)
 
         def then(ranks: list[SimRank], agreement: Agreement | None) -> None:
             if agreement is None:
@@ -100,6 +139,7 @@ class SimWorld:
     def boundary(self) -> None:
         """After the gradients are reduced, before the step."""
         ranks = self._met()
+        self._is_stirred = False
         if ranks is not None:
             self._agree(ranks, lambda rank: rank.word(), self._boundary_is_over, dropped=False)
 
@@ -115,8 +155,8 @@ class SimWorld:
     def _agree(self, ranks: list[SimRank], show: Callable[[SimRank], int], then: Then, *, dropped: bool) -> None:
         sim, words = self.simulation, dict[Member, int]()
         for rank in ranks:
-            late_s = LATE_S * sim.random.random() if sim.chance(LATE_SHARE) else 0.0
-            sim.clock.after(late_s + SHOW_S * sim.random.random(), self._show, rank, words, show, then, dropped)
+            late_s = LATE_S * sim.draw() if sim.conditions.chance(LATE_SHARE) else 0.0
+            sim.clock.after(late_s + SHOW_S * sim.draw(), self._show, rank, words, show, then, dropped)
 
     def _show(
         self,
@@ -139,7 +179,7 @@ class SimWorld:
         if _cuts_over(found):
             self.at_boundary = {}  # Whoever comes back to this world joins it again.
         for each in ranks:
-            sim.clock.after(SETTLE_S * sim.random.random(), self._settle, each, found, left, ranks, then, dropped)
+            sim.clock.after(SETTLE_S * sim.draw(), self._settle, each, found, left, ranks, then, dropped)
 
     def _settle(
         self,
@@ -155,7 +195,7 @@ class SimWorld:
         if rank.alive:
             rank.boundary_over(agreement, dropped=dropped)
             if _cuts_over(agreement) and rank.alive and not rank.is_past_boundary:
-                self.simulation.truth.stays(rank)
+                self.simulation.observer.stays(rank)
         if left or (not _cuts_over(agreement) and self._met() is None):
             return
         then(ranks, agreement)
@@ -174,11 +214,29 @@ class SimWorld:
         if not any(rank.has_lease for rank in ranks):
             self.simulation.clock.after(LEASE_AGAIN_S, self._apply_later)
             return
+        is_first = not self.is_begun
         for rank in ranks:
             rank.apply_step(self)
-        if self.steps % CHECKPOINT_EVERY == 0:
+        if is_first:
+            self.simulation.observer.world_begins(self)
+            for rank in ranks:
+                self.simulation.agents[rank.member].link.tell_news()
+        if all(rank.ends_after_step for rank in ranks):
+            self._end(ranks)
+            return
+        every = self.simulation.conditions.checkpoint_every
+        if every and self.steps % every == 0:
             self.simulation.checkpoints.begin(self, ranks)
         self._begin_step()
+
+    def _end(self, ranks: list[SimRank]) -> None:
+        """All of them were told to end: with a checkpoint, where the job writes any."""
+        self.dead, self.at_boundary = True, {}
+        self.simulation.observer.world_ends(self)
+        if self.simulation.conditions.checkpoint_every:
+            self.simulation.checkpoints.publish_now(self, ranks[0].version)
+        for rank in ranks:
+            rank.exit(Reason("it was told to end", "supervise", self.roster.rank_of(rank.member)))
 
     def _apply_later(self) -> None:
         ranks = self._met()
@@ -196,12 +254,33 @@ class SimWorld:
 
     def collapse(self) -> None:
         """A peer is gone: the collective fails on whoever is in it."""
-        self.dead = True
+        self._dies()
         for rank in self.at_boundary.values():
-            self.simulation.clock.after(COLLECTIVE_TIMEOUT_S, rank.break_down, self.lost_peer(rank))
+            self.simulation.clock.after(self._detect_s, rank.break_down, self.lost_peer(rank))
+
+    def misses_rank(self) -> None:
+        """The process of one has ended. A world that takes steps one by one finds that at its next boundary."""
+        if self._polls or self.dead:
+            return
+        if self._coasts_since is not None:
+            self._wake()
+        if not self.dead:
+            self.collapse()
+
+    def _dies(self) -> None:
+        if not self.dead:
+            self.dead = True
+            self.simulation.observer.world_lost(self)
 
     def lost_peer(self, rank: SimRank) -> Reason:
-        return Reason(f"a collective of generation {self.generation} failed", "train", self.roster.rank_of(rank.member))
+        text, number = f"a collective of generation {self.generation} failed", self.roster.rank_of(rank.member)
+        return Reason(text, "train", number, cause=FailureCause(FailedPart.PEER))
+
+    def hear_of_death(self, rank: SimRank, dead: Member) -> None:
+        """`rank` is told that another one is dead: if it is in a collective, that fails now."""
+        if dead in self.roster.members and self.at_boundary.get(rank.member) is rank:
+            self._dies()
+            rank.break_down(self.lost_peer(rank))
 
     def _give_up(self, steps: int) -> None:
         if not self.dead and self.steps == steps and 0 < len(self.at_boundary) < len(self.roster.members):
@@ -215,7 +294,7 @@ def _cuts_over(agreement: Agreement | None) -> bool:
 class Connecting:
     """Where the ranks of one next world make their communicators: all of them, or each sees it fail in time."""
 
-    def __init__(self, simulation: Simulation, order: Order) -> None:
+    def __init__(self, simulation: SimulatedWorld, order: Order) -> None:
         self.simulation = simulation
         self.members = set(order.target.members)
         self.ranks: dict[Member, tuple[SimRank, int]] = {}
@@ -227,7 +306,9 @@ class Connecting:
             clock.after(0.01, rank.connected, build, None)
             return
         self.ranks[rank.member] = rank, build
-        clock.after(CONNECT_S, rank.connected, build, Reason("not all ranks came", "connect", rank.cutover_rank))
+        clock.after(
+            CONNECT_S, rank.connected, build, Reason("not all ranks came", "connect", rank.cutover_rank, cause=_PEER)
+        )
         if self.ranks.keys() >= self.members and all(each.alive for each, _ in self.ranks.values()):
             for each, number in self.ranks.values():
-                clock.after(0.05 + 0.1 * self.simulation.random.random(), each.connected, number, None)
+                clock.after(0.05 + 0.1 * self.simulation.draw(), each.connected, number, None)

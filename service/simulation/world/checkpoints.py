@@ -1,22 +1,16 @@
 """Checkpoints that worlds write in the background while they train on. Pure.
 
 One is complete some time after its step, when all ranks of its world still live. It is published while one of them
-holds a step lease, and no newer start has announced itself, as `liver_core.state.checkpoint` does it.
+holds a step lease, and no newer start has announced itself, as `liver_core.state` does it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from random import Random
-from typing import TYPE_CHECKING
 
+from liver_core.handoff.generations import may_replace
 from liver_core.handoff.participant_events import RankStage
-from liver_core.state import checkpoint_files
-
-if TYPE_CHECKING:
-    from tests.simulation.ranks import SimRank
-    from tests.simulation.simulation import Simulation
-    from tests.simulation.worlds import SimWorld
+from service.simulation.world.whole import SimRank, SimulatedWorld, SimWorld
 
 AGAIN_S = 0.2
 USUAL_S, SLOW_S = 1.0, 25.0
@@ -26,11 +20,12 @@ SHARE_OF_SLOW = 0.5
 class Checkpoints:
     """Of all worlds of one run. One world writes one at a time."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: SimulatedWorld) -> None:
         self.simulation = simulation
-        self.random = Random(f"checkpoints of {simulation.seed}")
+        self.random = simulation.draws("checkpoints")
         self.under_way: set[int] = set()
         self.published = 0
+        self.version = 0  # of the newest
         self.announced: list[int] = []  # starts whose ranks have begun
 
     def begin(self, world: SimWorld, ranks: list[SimRank]) -> None:
@@ -41,23 +36,39 @@ class Checkpoints:
         most_s = SLOW_S if self.random.random() < SHARE_OF_SLOW else USUAL_S
         self.simulation.clock.after(most_s * self.random.random(), self._publish, world, ranks, ranks[0].version)
 
+    def publish_now(self, world: SimWorld, version: int) -> None:
+        """Of a world that ends."""
+        if not is_replaced_by(self.announced, world.generation):
+            self._published(world, version)
+
     def _publish(self, world: SimWorld, ranks: list[SimRank], version: int) -> None:
         sim = self.simulation
         if not all(rank.alive or rank.stage is RankStage.LEFT for rank in ranks):
             self.under_way.discard(world.generation)
             return
-        if checkpoint_files.is_replaced_by(self.announced, world.generation):
+        if is_replaced_by(self.announced, world.generation):
             self.under_way.discard(world.generation)
             return
         if not may_publish(ranks):
             sim.clock.after(AGAIN_S, self._publish, world, ranks, version)
             return
         self.under_way.discard(world.generation)
+        self._published(world, version)
+
+    def _published(self, world: SimWorld, version: int) -> None:
+        sim = self.simulation
         self.published += 1
-        sim.truth.checkpoint_published(world.generation, version)
+        self.version = max(self.version, version)
+        sim.observer.checkpoint_published(world.generation, version)
+        sim.clock.after(sim.network.hop_s(), sim.service.checkpoint_published, world.generation, version, sim.clock.now)
         sim.note(f"generation {world.generation} publishes the checkpoint of version {version}")
 
 
 def may_publish(ranks: Iterable[SimRank]) -> bool:
     """Whether the job cannot have been started elsewhere."""
     return any(rank.has_lease for rank in ranks)
+
+
+def is_replaced_by(starts: Iterable[int], generation: int) -> bool:
+    """Whether one of these starts is newer than that of `generation`."""
+    return any(may_replace(other, generation) for other in starts)

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 from liver_core.handoff import Order, Reason, Rung
 from liver_core.handoff.participant_events import RankStage
+from service.simulation.world.whole import SimRank, SimulatedWorld
 
 if TYPE_CHECKING:
     from liver_core.layout import Member
-    from tests.simulation.ranks import SimRank
-    from tests.simulation.simulation import Simulation
 
 ASK_AGAIN_S = 0.5
 STREAMING_SHARE = 0.6
@@ -23,24 +22,25 @@ STREAMING_SHARE = 0.6
 class Convergence:
     """One per revision of a handoff whose state streams."""
 
-    def __init__(self, simulation: Simulation, order: Order) -> None:
+    def __init__(self, simulation: SimulatedWorld, order: Order) -> None:
         self.simulation = simulation
         self.order = order
         self.store = simulation.store(order)
         self.converged: set[Member] = set()
         self.verdict: Rung | None = None
         self.reason: Reason | None = None
+        self._waiting: list[tuple[SimRank, int]] = []
 
     def enter(self, rank: SimRank) -> None:
         """`rank` is built. It streams if it is a target, and waits for the verdict in any case."""
         sim = self.simulation
         number = rank.build_number
-        sim.truth.streams(rank, sim.plan.link.one_sided)
+        sim.observer.streams(rank)
         self._ask(rank, number)
         if rank.member not in self.order.target.members:
             return
         left_s = self.order.deadline_utc - sim.clock.now
-        stream_s = sim.stream_s(rank.member)
+        stream_s = sim.conditions.stream_s(rank.member)
         if stream_s > STREAMING_SHARE * left_s:
             late = Reason("did not converge in time", "stream", rank.cutover_rank)
             sim.clock.after(max(0.0, STREAMING_SHARE * left_s), self._write, rank, number, Rung.STOP_AND_COPY, late)
@@ -51,11 +51,11 @@ class Convergence:
         sim = self.simulation
         if not self._counts(rank, number):
             return
-        if sim.takes_fault("stream aborts", rank.member):
+        if sim.conditions.takes_fault("stream aborts", rank.member):
             rank.stream_breaks(
                 Reason("a tile could not be read", "stream", rank.cutover_rank, "decoder.layers.0/master")
             )
-        elif sim.takes_fault("stream fails", rank.member):
+        elif sim.conditions.takes_fault("stream fails", rank.member):
             text = Reason("the certificate differs", "stream", rank.cutover_rank, "decoder.layers.0/master")
             self._write(rank, number, Rung.STOP_AND_COPY, text)
         else:
@@ -77,6 +77,9 @@ class Convergence:
             self.verdict, self.reason = wish, reason
             why = "" if reason is None else f": {reason}"
             sim.note(f"verdict of {self.order.handoff_id} revision {self.order.plan_revision}: {wish}{why}")
+            waiting, self._waiting = self._waiting, []
+            for each, its_number in waiting:
+                sim.clock.after(0.0, self._ask, each, its_number)
 
     def _ask(self, rank: SimRank, number: int) -> None:
         sim = self.simulation
@@ -84,8 +87,10 @@ class Convergence:
             return
         if self.verdict is not None and self.store.reaches(rank):
             rank.streamed(self.verdict, self.reason)
+        elif self.verdict is None and not sim.conditions.polls:
+            self._waiting.append((rank, number))
         else:
-            sim.clock.after(ASK_AGAIN_S * (0.2 + sim.random.random()), self._ask, rank, number)
+            sim.clock.after(ASK_AGAIN_S * (0.2 + sim.draw()), self._ask, rank, number)
 
     def _counts(self, rank: SimRank, number: int) -> bool:
         """Whether the rank still streams for this revision."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from liver_core.handoff import Order, Reason
+from liver_core.handoff import FailedPart, FailureCause, Order, Reason
 from liver_core.handoff.cutover import TargetBuilt
+from service.simulation.world.whole import CuttingRank, SimulatedWorld
 
 if TYPE_CHECKING:
     from liver_core.handoff import Cutover
     from liver_core.layout import Member
-    from tests.simulation.ranks import SimRank
-    from tests.simulation.simulation import Simulation
-
 
 ANSWER_S = 0.2
 
@@ -21,28 +19,28 @@ ANSWER_S = 0.2
 class Building:
     """One per target of a rescue. Who fails says so in the store, as far as it can."""
 
-    def __init__(self, simulation: Simulation, order: Order) -> None:
+    def __init__(self, simulation: SimulatedWorld, order: Order) -> None:
         self.simulation = simulation
         self.order = order
-        self.entered: dict[Member, tuple[SimRank, Cutover | None]] = {}
+        self.entered: dict[Member, tuple[CuttingRank, Cutover | None]] = {}
         self.entered_at: dict[Member, float] = {}
         self.arrived: set[Member] = set()
         self.known_at = math.inf  # by then every rank that lives knows that all have arrived
         self.disturbed = False  # something that is no fault of the machines is in the way
 
-    def enter(self, rank: SimRank) -> None:
+    def enter(self, rank: CuttingRank) -> None:
         """`rank` knows that the leavers are released."""
         sim = self.simulation
         self.entered[rank.member], self.entered_at[rank.member] = (rank, rank.cutover), sim.clock.now
-        if sim.takes_fault("build fails", rank.member):
+        if sim.conditions.takes_fault("build fails", rank.member):
             self.disturbed = True
             self._fail(Reason("the build failed", "build", rank.cutover_rank), rank)
             return
-        build_s = sim.build_s(rank.member)
-        self.disturbed = self.disturbed or build_s > 1e5
+        build_s = sim.conditions.build_s(rank.member)
+        self.disturbed = self.disturbed or build_s > self.order.cutover.build_s
         sim.clock.after(build_s, self._arrive, rank)
 
-    def _arrive(self, rank: SimRank) -> None:
+    def _arrive(self, rank: CuttingRank) -> None:
         if not rank.alive:
             return
         self.arrived.add(rank.member)
@@ -51,16 +49,18 @@ class Building:
         gone = [member for member, (each, _) in self.entered.items() if not each.alive]
         if gone:
             self.disturbed = True
-            self._fail(Reason(f"{gone[0]} is gone", "build", rank.cutover_rank), rank)
+            self._fail(
+                Reason(f"{gone[0]} is gone", "build", rank.cutover_rank, cause=FailureCause(FailedPart.PEER)), rank
+            )
             return
         self.known_at = self.simulation.clock.now + 0.01 + ANSWER_S
         for each, machine in self.entered.values():
             each.take_what_survivors_hold(self.order)
-            delay_s = 0.01 + ANSWER_S * self.simulation.random.random()
+            delay_s = 0.01 + ANSWER_S * self.simulation.draw()
             self.simulation.clock.after(delay_s, each.answer, machine, TargetBuilt())
 
-    def _fail(self, reason: Reason, first: SimRank) -> None:
+    def _fail(self, reason: Reason, first: CuttingRank) -> None:
         """Whoever fails knows it; the others hear of it now and then, else their own limit ends it."""
         for rank, machine in self.entered.values():
-            if rank is first or self.simulation.random.random() < 0.5:
+            if rank is first or self.simulation.draw() < 0.5:
                 self.simulation.clock.after(0.05, rank.answer, machine, TargetBuilt(reason))

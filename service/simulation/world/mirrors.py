@@ -1,0 +1,140 @@
+"""What an agent tells the service of the handoffs that it leads. Pure.
+
+As `agent.driver.mirrors`: each news of a handoff is a copy with a higher number, kept on the node's disk and sent until
+the service has taken it. What an agent that was killed has not told is decided by `untold_ends`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent.protocol import handoff_ends
+from agent.protocol.values import HandoffState
+from liver_core.handoff import ProposerRecord
+from liver_core.handoff.leader_events import Purpose
+from liver_core.handoff.own_handoffs import Led, OwnHandoffs
+from liver_core.handoff.proposer_events import HandoffEnded, Proposal
+from liver_core.layout import Roster
+from service.simulation.world.reports import Mirror
+from service.simulation.world.whole import SimAgent
+
+NEWS_S = 10.0
+"""An open handoff is told again so often."""
+KEPT_MAX = 64
+
+
+class Mirrors:
+    """Of one agent. `kept` is on its disk, `waiting` in its memory: the newest copy of each handoff."""
+
+    def __init__(self, agent: SimAgent) -> None:
+        self._agent = agent
+        self.kept: dict[str, Mirror] = {}
+        self.waiting: dict[str, Mirror] = {}
+        self._over: set[str] = set()  # of those that are kept
+        self._said_at = 0.0
+        self._relayed: tuple[Mirror, ...] = ()
+
+    def opens(self, proposal: Proposal, generation: int, purpose: Purpose) -> None:
+        """The first copy of a handoff, kept before the proposal itself: one that is killed in between tells of it."""
+        agent = self._agent
+        self._say(
+            Mirror(
+                handoff_id=proposal.handoff_id,
+                parent=proposal.parent,
+                generation=generation,
+                state=HandoffState.PREPARING,
+                target=Roster(proposal.job_id, generation, proposal.layout, proposal.members),
+                mirror_seq=0,
+                proposer=agent.name,
+                opened_s=agent.now,
+                source=proposal.source,
+                leaving=tuple(sorted(purpose.leaving)),
+                deadline_s=proposal.deadline_utc,
+                rung=proposal.rung,
+                cause=proposal.cause,
+                store_node=agent.name,
+                layout=agent.simulation.layout_of(proposal),
+            )
+        )
+
+    def say_open(self, own: OwnHandoffs) -> None:
+        """The next copy of the open handoff, as its proposer stands."""
+        record, led, tally = own.proposer.record, own.led, own.proposer.tally
+        proposal = record.proposal
+        if proposal is None or (before := self.kept.get(proposal.handoff_id)) is None:
+            return
+        state = handoff_ends.state_of_open(record.phase, is_past=tally.boundary_passed(), streams=False)
+        self._say(
+            replace(
+                before,
+                state=state,
+                plan_revision=record.plan_revision,
+                target=Roster(proposal.job_id, record.generation, proposal.layout, proposal.members),
+                leaving=before.leaving if led is None else tuple(sorted(led.leaving)),
+                deadline_s=proposal.deadline_utc,
+                rung=proposal.rung,
+                superseded=before.superseded or (led is not None and led.superseded),
+                decision=tally.decision(),
+                reason=record.reason,
+                layout=self._agent.simulation.layout_of(proposal),
+            )
+        )
+
+    def say_ended(self, ended: HandoffEnded) -> None:
+        """How one ended."""
+        if (before := self.kept.get(ended.handoff_id)) is not None:
+            state = handoff_ends.state_of_end(ended)
+            self._over.add(ended.handoff_id)
+            self._say(replace(before, state=state, reason=ended.reason, decision=ended.decision))
+
+    def say_stale(self, own: OwnHandoffs) -> None:
+        """The same where its newest copy is old."""
+        if own.proposer.record.proposal is not None and self._agent.now - self._said_at > NEWS_S:
+            self.say_open(own)
+
+    def take_answer(self, taken: tuple[Mirror, ...]) -> None:
+        """The service has taken these."""
+        for mirror in taken:
+            if self.waiting.get(mirror.handoff_id) == mirror:
+                del self.waiting[mirror.handoff_id]
+
+    def relay(self, to: tuple[str, ...]) -> None:
+        """As `agent.link.relay`: a node that will go has others tell what it may not live to tell."""
+        agent, network = self._agent, self._agent.simulation.network
+        waiting = tuple(self.waiting.values())
+        name = next((each for each in to if network.reaches(agent.name, each)), None)
+        if waiting and name is not None and waiting != self._relayed:
+            self._relayed = waiting
+            network.tell(agent.name, name, agent.simulation.agent(name).take_relayed, waiting)
+
+    def take_relayed(self, mirrors: tuple[Mirror, ...]) -> None:
+        """What another node has led is told from here too."""
+        for mirror in mirrors:
+            known = self.waiting.get(mirror.handoff_id)
+            if known is None or (known.proposer == mirror.proposer and known.mirror_seq < mirror.mirror_seq):
+                self.waiting[mirror.handoff_id] = mirror
+
+    def restart(self, record: ProposerRecord) -> None:
+        """Only what was kept is left. It is sent again, and what had ended by then is told."""
+        self.waiting = dict(self.kept)
+        open_id = None if record.proposal is None else record.proposal.handoff_id
+        unfinished = [name for name in self.kept if name not in self._over]
+        for ended in handoff_ends.untold_ends(unfinished, record.ended, open_id=open_id):
+            self.say_ended(ended)
+
+    def led(self, record: ProposerRecord) -> Led | None:
+        """What was kept of the open handoff."""
+        kept = None if record.proposal is None else self.kept.get(record.proposal.handoff_id)
+        if kept is None:
+            return None
+        return Led(frozenset(kept.leaving), kept.opened_s, record.plan_revision, superseded=kept.superseded)
+
+    def _say(self, mirror: Mirror) -> None:
+        mirror = replace(mirror, mirror_seq=mirror.mirror_seq + 1)
+        self.kept[mirror.handoff_id] = self.waiting[mirror.handoff_id] = mirror
+        self._said_at = self._agent.now
+        self._agent.link.tell_news()
+        while len(self.kept) > KEPT_MAX:
+            oldest = next(iter(self.kept))
+            self._over.discard(oldest)
+            del self.kept[oldest]
