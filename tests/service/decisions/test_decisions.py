@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 
 from agent.protocol.values import HandoffState
 from liver_core.handoff import Rung
-from liver_core.layout import ParallelLayout
+from liver_core.layout import ParallelLayout, to_json
 from service.decisions import operations
 from service.decisions.operations import trim_decisions
 from service.decisions.tables import DecisionRow
@@ -16,7 +16,7 @@ from service.handoffs.tables import HandoffRow
 from service.jobs.tables import JobRow
 from service.planner.decision import alternatives, decide
 from service.planner.inputs import PlanInputs, PlanNode, World
-from tests.service.fake_agent import another_job
+from tests.service.fake_agent import another_job, roster
 from tests.service.planner.test_decision import job as job_file
 from tests.service.planner.test_decision import nodes
 from tests.service.reconcilers.conftest import Fleet, fleet
@@ -216,13 +216,14 @@ def test_a_decision_says_whether_a_change_costs_what_the_jobs_own_handoffs_lost_
         (HandoffState.BROKEN, Rung.LIVE, 80.0),
         (HandoffState.ACTIVE, Rung.LIVE, None),
     ]
+    target = to_json(roster(fleet.job_id, 90, ParallelLayout(pp=2), "a", "b"))
     with context.sessions.begin() as session:
         for at, (state, rung, lost_s) in enumerate((*lost, *others)):
             opened = fleet.clock() + timedelta(seconds=at)
             session.add(
                 HandoffRow(
                     handoff_id=UUID(int=at + 1), job_id=fleet.job_id, parent=1, generation=90 + at, proposer="service",
-                    cause="notice", state=state, rung=rung, source={}, target={}, target_layout="PP2",
+                    cause="notice", state=state, rung=rung, source={}, target=target, target_layout="PP2",
                     opened_at=opened, changed_at=opened, recorded_at=opened, measures={"lost_s": lost_s},
                 )
             )  # fmt: skip
