@@ -11,9 +11,10 @@ from sqlalchemy.orm import Session
 
 from agent.protocol.sync import HandoffDeclined, HandoffMirror
 from agent.protocol.values import HandoffCause, HandoffState
-from liver_core.handoff import RankStage, Reason, Rung
+from liver_core.handoff import RankStage, Reason, Rung, StoreAddress
 from liver_core.handoff.generations import first_of as first_world_of
-from liver_core.layout import to_json
+from liver_core.layout import Roster, to_json
+from service.handoffs.queries import target_of, untold
 from service.handoffs.rules import Copy, accepts_active, is_open, orders_differ, replaces, went_through, why_opened
 from service.handoffs.tables import DECLINED, HandoffRow
 from service.jobs.causes import (
@@ -153,13 +154,27 @@ def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
     session.flush()
     if mirror.state is not HandoffState.ABORTED and (old is None or is_open(old.state)):
         _drop_unopened(session, job, mirror, now=now)
-    refusal = _activate_if_due(session, job, mirror, row.why, now=now) if mirror.state is HandoffState.ACTIVE else None
+    refusal = None
+    if mirror.state is HandoffState.ACTIVE:
+        refusal = _activate_if_due(session, job, row, mirror.target, mirror.store_node, mirror.store, now=now)
     if refusal is not None:
         row.reason = f"{row.reason}; rejected as the job's generation: {refusal}".removeprefix("; ")
         return Mirrored(refusal, orders_differ=True)
     _charge_pause(session, row, mirror, now=now)
     note_egress(session, row, mirror)
     return Mirrored(orders_differ=opened or orders_differ(new, old))
+
+
+def adopt_world(session: Session, job: JobRow, generation: int, reason: str, *, now: datetime) -> None:
+    """The handoff to this generation counts as active: all of its ranks train, and its lead cannot tell."""
+    row = untold(session, job.job_id, generation)
+    if row is None:
+        return
+    row.state, row.stage, row.reason, row.reason_detail = HandoffState.ACTIVE, HandoffState.ACTIVE, reason, None
+    row.changed_at = row.recorded_at = now
+    refusal = _activate_if_due(session, job, row, target_of(row), None, None, now=now)
+    if refusal is not None:
+        row.reason = f"{reason}; rejected as the job's generation: {refusal}"
 
 
 def name_cause(session: Session, job_id: str, cause: FirstCause, *, since: datetime) -> None:
@@ -298,10 +313,20 @@ def _layout_of_parent(session: Session, job: JobRow, mirror: HandoffMirror) -> s
     return parent.layout if parent is not None else ""
 
 
-def _activate_if_due(session: Session, job: JobRow, mirror: HandoffMirror, why: str, *, now: datetime) -> str | None:
-    """Make an active handoff the job's generation, with the reason `why`. None if it is (or already was), else why it
-    cannot be."""
-    activated = session.get(GenerationRow, (job.job_id, mirror.generation))
+def _activate_if_due(
+    session: Session,
+    job: JobRow,
+    handoff: HandoffRow,
+    target: Roster,
+    store_node: str | None,
+    store: StoreAddress | None,
+    *,
+    now: datetime,
+) -> str | None:
+    """Make the `target` of an active handoff the job's generation. None if it is (or already was), else why it cannot
+    be."""
+    why, generation = handoff.why, target.generation
+    activated = session.get(GenerationRow, (job.job_id, generation))
     if activated is not None:
         return None
     if job.state in ENDED:
@@ -309,29 +334,29 @@ def _activate_if_due(session: Session, job: JobRow, mirror: HandoffMirror, why: 
     columns = GenerationRow.generation, GenerationRow.parent, GenerationRow.source_kind, GenerationRow.created_at
     known = session.execute(select(*columns).where(GenerationRow.job_id == job.job_id)).all()
     started_here = frozenset(row.generation for row in known if row.source_kind != SourceKind.HANDOFF)
-    expected, number = job.active_generation, {"parent": mirror.parent, "generation": mirror.generation}
+    expected, number = job.active_generation, {"parent": handoff.parent, "generation": generation}
     refusal = accepts_active(active=expected, **number, started_here=started_here)
     recorded = {row.generation: row.parent for row in known}
     is_past = refusal is not None and went_through(**number, recorded=recorded, started_here=started_here)
     if refusal is not None and not is_past:
         return refusal
     before = active_row(session, job)
-    birth = Birth(mirror.handoff_id, SourceKind.HANDOFF, why, repeats_until=before.repeats_until if before else 0)
-    born_at = min((row.created_at for row in known if row.generation > mirror.generation), default=now)
-    row = add_generation(session, job, mirror.target, birth, parent=mirror.parent, now=born_at)
-    row.store_node = mirror.store_node
-    row.store_host = mirror.store.host if mirror.store else None
-    row.store_port = mirror.store.port if mirror.store else None
+    birth = Birth(handoff.handoff_id, SourceKind.HANDOFF, why, repeats_until=before.repeats_until if before else 0)
+    born_at = min((row.created_at for row in known if row.generation > generation), default=now)
+    row = add_generation(session, job, target, birth, parent=handoff.parent, now=born_at)
+    row.store_node = store_node
+    row.store_host = store.host if store else None
+    row.store_port = store.port if store else None
     if is_past:
-        _log.info("job %s: handoff %s made generation %s, since left", job.job_id, mirror.handoff_id, mirror.generation)
+        _log.info("job %s: handoff %s made generation %s, since left", job.job_id, handoff.handoff_id, generation)
         return None
     job.error_at = None
-    if not activate(session, job, expected=expected, generation=mirror.generation):
+    if not activate(session, job, expected=expected, generation=generation):
         return "another generation became active at the same moment"
     if job.state in (JobState.STARTING, JobState.RUNNING):
         set_state(session, job, JobState.RUNNING, why, now=now)
         job.failed_starts = 0
-    _log.info("job %s: handoff %s made generation %s active", job.job_id, mirror.handoff_id, mirror.generation)
+    _log.info("job %s: handoff %s made generation %s active", job.job_id, handoff.handoff_id, generation)
     return None
 
 

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from agent.protocol.sync import HandoffMirror
 from agent.protocol.values import HandoffState, Placement
 from liver_core.handoff import Decision, Rung
+from liver_core.layout import Roster, from_json
 from service.db.base import among
 from service.handoffs.rules import OPEN, WAITS_TIMES_MAX, Declined, OpenHandoff, may_lose_leavers
 from service.handoffs.start_times import STARTS_LOOKED_AT, Starts, starts_of
@@ -164,6 +165,17 @@ def declined(session: Session, row: HandoffRow | None, *, active: int | None) ->
     )
     same = takewhile(lambda each: (placement_of(each), each.leaving) == (found.target, []), session.scalars(tried))
     return replace(found, times=max(1, sum(1 for _ in same)))
+
+
+def untold(session: Session, job_id: str, generation: int) -> HandoffRow | None:
+    """The handoff that has this number, unless it is known to have become active or to be broken."""
+    row = session.scalars(select(HandoffRow).filter_by(job_id=job_id, generation=generation)).one_or_none()
+    return None if row is None or row.state in (HandoffState.ACTIVE, HandoffState.BROKEN) else row
+
+
+def target_of(row: HandoffRow) -> Roster:
+    """The world that an opened handoff leads to."""
+    return from_json(Roster, row.target)
 
 
 def placement_of(row: HandoffRow) -> Placement:

@@ -188,6 +188,7 @@ def situation(session: Session, job: JobRow, *, poll_s: float, now: datetime) ->
         view,
         unconfirmed=reported.unconfirmed(seen, view.lost_at, heard_since),
         stopped=reported.stopped(seen, reported.ActiveWorld(job.job_id, job.active_generation)),
+        told_at=_told_at(session, job, view.ahead),
         starts=handoffs.starts(session, job),
         longest_s=longest_step_s(session, job.job_id) if is_late(job, now) else 0.0,
         hang_restart_s=spec.hang_restart_s,
@@ -305,6 +306,16 @@ def _view(
         suspends_at=job.suspends_at,
         paused_because=job.paused_because,
     )
+
+
+def _told_at(session: Session, job: JobRow, ahead: int | None) -> datetime | None:
+    """When the handoff to generation `ahead` was told of last, if every rank of its target trains there."""
+    row = handoffs.untold(session, job.job_id, ahead) if ahead is not None else None
+    if row is None:
+        return None
+    target = handoffs.target_of(row)
+    nodes = session.scalars(select(NodeRow).where(NodeRow.node_id.in_(target.node_ids()))).all()
+    return row.recorded_at if reported.trains(_seen(nodes), target) else None
 
 
 def _seen(nodes: Iterable[NodeRow]) -> list[reported.NodeSeen]:

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from liver_core.handoff import FailedPart, RankStage
+from liver_core.layout import Roster
 from service.jobs.causes import stopped_among
 from service.jobs.crashes import RankError
 from service.jobs.stalls import rank_at
@@ -118,6 +119,18 @@ def ahead_of(
     if newest[False] == active or any(is_at_work(rank, world) for node in heard for rank in node.ranks):
         return None, True
     return newest[False], False
+
+
+def trains(nodes: Iterable[NodeSeen], world: Roster) -> bool:
+    """Whether each rank of this world makes steps in it, by what its node reported last."""
+    known, stages = ActiveWorld(world.job_id, world.generation), (RankStage.TRAINING, RankStage.ACTIVE)
+    said = {
+        (node.node_id, rank["rank"])
+        for node in nodes
+        for rank in node.ranks
+        if known.has(rank) and rank["stage"] in stages
+    }
+    return said >= {(member.node_id, rank) for rank, member in enumerate(world.members)}
 
 
 def ranks_left(living: Iterable[NodeSeen], job_id: str) -> int:

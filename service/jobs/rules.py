@@ -22,6 +22,8 @@ SUSPENDED_BECAUSE_CHARS_MAX = 500
 AWAIT_CAUSE_S = 0.3
 AHEAD_BY_OTHERS_S = 120.0
 """So long nodes that are no members are believed that a next world trains, without a report of how it came to be."""
+TOLD_WITHIN_S = 10.0
+"""A lead that is there tells within this that its handoff has gone through."""
 
 
 def next_action(view: JobView, limits: JobLimits) -> Action:
@@ -53,7 +55,7 @@ def next_action(view: JobView, limits: JobLimits) -> Action:
 
 def _pause(view: JobView, limits: JobLimits, why: str) -> Action:
     """Whatever the job was about to do, its ranks end; with a checkpoint, where the world still lives."""
-    if _is_ahead(view):
+    if _is_untold(view) or _is_ahead(view):
         return _keep_running(view, limits)
     loss = why_lost(view, limits)
     reason = f"{loss.reason}; not started again, since {why}" if loss else why
@@ -63,6 +65,9 @@ def _pause(view: JobView, limits: JobLimits, why: str) -> Action:
 
 def _keep_running(view: JobView, limits: JobLimits) -> Action:
     """For a job that has ranks or should have them: losses first, then notices, then growth."""
+    if _is_untold(view):
+        text = f"every rank of generation {view.ahead} trains, and nobody tells that its handoff went through"
+        return Action(Do.ADOPT_WORLD, text, generation=view.ahead)
     if _is_ahead(view):
         # The agents completed a handoff while the service was down. By the old roster a healthy job would be restarted.
         return Action(Do.NOTHING, f"generation {view.ahead} trains, its handoff is not reported yet", look_again_s=1.0)
@@ -87,6 +92,14 @@ def _keep_running(view: JobView, limits: JobLimits) -> Action:
     action = _grow_or_stay(view, limits)
     watched = (view.gone or view.silent) and action.look_again_s is None
     return replace(action, look_again_s=1.0) if watched else action
+
+
+def _is_untold(view: JobView) -> bool:
+    """Whether the job has a next world whose lead was lost before it could say so."""
+    if view.told_at is None:
+        return False
+    since = max(at for at in (view.told_at, view.listening_since) if at is not None)
+    return (view.now - since).total_seconds() >= TOLD_WITHIN_S
 
 
 def _is_ahead(view: JobView) -> bool:

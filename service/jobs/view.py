@@ -108,7 +108,8 @@ class JobView:
     `stopped`: node and number of each rank that has no error, and whose process is stopped by the word of its agent;
     `crashes`: what ended the job before; `ranks_left`: rank processes of this job that living agents still report;
     `ahead`: a generation in which ranks already train, but whose handoff no agent has reported yet; `ahead_by_member`:
-    a node of the present world says so, and not only others; `step_s`: seconds of a usual step, 0 if not known;
+    a node of the present world says so, and not only others; `told_at`: when its handoff was told of last, where every
+    rank of its target trains; `step_s`: seconds of a usual step, 0 if not known;
     `saves_at_end`: ranks that end write a checkpoint first; `saves_soon`: one has been asked for; `suspended_because`:
     why the job was suspended, empty if it was not; `listening_since`: before, the service could not hear of any step.
     `lost_sight_of`: nodes of this world, or of the open handoff's, that are not heard, and when they last were.
@@ -155,6 +156,7 @@ class JobView:
     ranks_left: int = 0
     ahead: int | None = None
     ahead_by_member: bool = True
+    told_at: datetime | None = None
     last_step: int = 0
     last_step_at: datetime | None = None
     step_s: float = 0.0
@@ -189,6 +191,7 @@ class Do(StrEnum):
     START = "start"
     PROPOSE = "propose"
     DROP_HANDOFF = "drop_handoff"
+    ADOPT_WORLD = "adopt_world"
     SUSPEND = "suspend"
     SUSPEND_LATER = "suspend_later"
     SETTLE = "settle"
@@ -199,7 +202,7 @@ class Action:
     """What to do and why. `look_again_s`: time after which the same facts may lead to another action. `save`: ranks are
     asked for a checkpoint, since the rest may fail. `crashes`, `suspended_because`: to be remembered. `cause`: what
     ended the world that the job has had; `is_hang`: it stood still. `suspends_at`: when agents are to end the ranks;
-    None: not any more."""
+    None: not any more. `generation`: of the world that its agents have made."""
 
     do: Do
     reason: str
@@ -217,3 +220,4 @@ class Action:
     suspended_because: str = ""
     steps_after_s: float = 0.0
     suspends_at: datetime | None = None
+    generation: int | None = None

@@ -16,7 +16,7 @@ from service.db.claims import claim_due, take_back
 from service.db.outage import is_outage
 from service.decisions.operations import record
 from service.decisions.rules import considered, decided
-from service.handoffs.operations import drop_handoff, propose_handoff
+from service.handoffs.operations import adopt_world, drop_handoff, propose_handoff
 from service.handoffs.queries import open_handoff
 from service.incidents.operations import record as record_incident
 from service.incidents.tables import IncidentKind
@@ -189,6 +189,9 @@ def apply_action(session: Session, job: JobRow, action: Action, *, plan_digest: 
                 propose_handoff(session, job, action, plan_digest=plan_digest, now=now)
         case Do.DROP_HANDOFF:
             _drop_open(session, job, action.reason, now=now)
+        case Do.ADOPT_WORLD:
+            assert action.generation is not None
+            adopt_world(session, job, action.generation, action.reason, now=now)
         case Do.SUSPEND:
             _drop_open(session, job, action.reason, now=now)
             set_state(session, job, JobState.SUSPENDING, action.reason, now=now)

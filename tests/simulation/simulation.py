@@ -23,7 +23,6 @@ from liver_core.handoff.participant_events import RankReported
 from liver_core.layout import Member, ParallelLayout, Roster
 from service.jobs.view import JobLimits
 from service.simulation.world.agents import SimAgent, is_bound
-from service.simulation.world.moments import utc
 from service.simulation.world.observer import Violation
 from service.simulation.world.ranks import SimRank
 from service.simulation.world.reports import Planned
@@ -393,24 +392,13 @@ class Simulation(SimulatedWorld):
         if self.service.has_ended:
             return True
         world = self.current_world()
-        if world is None or world.steps < 2 or not world.is_begun or not self._is_settled(world):
+        if world is None or world.steps < 2 or not world.is_begun or not self.service.is_settled:
             return False
         if any(agent.participant.record.replaced is not None for agent in self.living()):
             return False
         if len(world.at_boundary) != len(world.roster.members) or any(a.mirrors.waiting for a in self.living()):
             return False
         return self.leads() is None and not any(is_bound(agent) for agent in self.living())
-
-    def _is_settled(self, world: SimWorld) -> bool:
-        """Whether the service has nothing left to do. Where the machine that led a handoff is gone for good before it
-        could tell the end, nobody else knows the plan: the service sees that a newer world trains, and waits."""
-        if self.service.is_settled:
-            return True
-        now = utc(self.clock.now)
-        return (
-            bool(self.taken & {*self.truth.attempts.values()})
-            and self.service.rows.view(self._planned(), now, None).ahead == world.generation
-        )
 
     def why_not(self) -> str:
         """What is left to be done."""

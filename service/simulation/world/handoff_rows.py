@@ -35,7 +35,8 @@ KEPT_MAX = 1_000
 
 @dataclass(slots=True)
 class HandoffRow:
-    """One handoff. `generation`: None while it is only proposed, or where another one has the number."""
+    """One handoff. `generation`: None while it is only proposed, or where another one has the number. `layout`: means
+    something to the host."""
 
     handoff_id: str
     parent: int
@@ -56,11 +57,18 @@ class HandoffRow:
     is_declined: bool = False
     ended_by: FirstCause | None = None
     proposal: Proposal | None = None
+    layout: object = None
 
     @property
     def copy(self) -> Copy:
         """What orders it among copies of it."""
         return Copy(self.state, self.plan_revision, self.mirror_seq)
+
+    @property
+    def roster(self) -> Roster:
+        """The world that it leads to, once it is opened."""
+        assert isinstance(self.target, Roster)
+        return self.target
 
     def as_open(self) -> OpenHandoff:
         """As the rule for jobs takes it."""
@@ -190,6 +198,12 @@ class HandoffRows:
         same = takewhile(lambda each: not each.leaving and placement_of(each) == target, newest)
         return Declined(target, row.leaving, row.recorded_at, reason, max(1, sum(1 for _ in same)))
 
+    def untold(self, generation: int | None) -> HandoffRow | None:
+        """The one that has this number, unless it is known to have become active or to be broken."""
+        over = (HandoffState.ACTIVE, HandoffState.BROKEN)
+        found = (row for row in self.rows.values() if row.generation == generation and row.state not in over)
+        return None if generation is None else next(found, None)
+
     def broken_by(self, active: int | None) -> tuple[Loss, ...]:
         """Why the active world is lost, by handoffs from it."""
         return tuple(Loss(_broken_words(row), row.ended_by, since=row.recorded_at) for row in self.broken_rows(active))
@@ -252,6 +266,7 @@ class HandoffRows:
             superseded=mirror.superseded,
             ended_by=None if known is None else known.ended_by,
             proposal=None if known is None else known.proposal,
+            layout=mirror.layout,
         )
         if mirror.reason is not None:
             made.reason = mirror.reason.text

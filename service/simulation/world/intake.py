@@ -21,10 +21,9 @@ from service.jobs.causes import (
     stood_in_the_way,
     stopped_among,
 )
-from service.jobs.tables import ENDED, JobState, SourceKind
+from service.jobs.tables import ENDED, JobState
 from service.ledger.rules import LOST, OVER
 from service.nodes.tables import NodeState
-from service.simulation.world.generation_rows import GenerationRow
 from service.simulation.world.job_rows import JobRows
 from service.simulation.world.reports import AgentReport, Mirror, RankSays, Taken
 from service.sync.reach import GENERATIONS_AHEAD_MAX
@@ -97,41 +96,11 @@ class Intake:
         rows.generations.burn(mirror.generation)
         if mirror.state is not HandoffState.ACTIVE:
             return None
-        refusal = self._activate_if_due(mirror, row.why)
+        self.restated = self.restated or made is None
+        refusal = rows.activate_if_due(row, self.now, store_node=mirror.store_node)
         if refusal is not None:
             row.reason = f"{row.reason}; rejected as the job's generation: {refusal}".removeprefix("; ")
         return refusal
-
-    def _activate_if_due(self, mirror: Mirror, why: str) -> str | None:
-        """Make an active handoff the job's generation. None if it is (or already was), else why it cannot be."""
-        job, generations = self.rows.job, self.rows.generations
-        if mirror.generation in generations:
-            return None
-        if job.state in ENDED:
-            return f"the job is {job.state}"
-        refusal = generations.refusal(mirror.parent, mirror.generation)
-        is_past = refusal is not None and generations.went_through(mirror.parent, mirror.generation)
-        if refusal is not None and not is_past:
-            return refusal
-        row = GenerationRow(
-            mirror.target,
-            mirror.parent,
-            SourceKind.HANDOFF,
-            generations.created_after(mirror.generation) or self.now,
-            why,
-            store_node=mirror.store_node,
-            handoff_id=mirror.handoff_id,
-            layout=mirror.layout,
-        )
-        generations.add(row)
-        self.restated = True
-        if is_past:
-            return None
-        job.error_at, job.suspends_at, generations.active = None, None, mirror.generation
-        if job.state in (JobState.STARTING, JobState.RUNNING):
-            job.set_state(JobState.RUNNING, why, self.now)
-            job.failed_starts = 0
-        return None
 
     def _first_cause(self, mirror: Mirror) -> FirstCause | None:
         """What ended an attempt, by the reason of its lead and by what the agents of its nodes report of ranks."""

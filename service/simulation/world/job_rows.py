@@ -10,12 +10,12 @@ from agent.protocol.values import HandoffState
 from service.jobs import reported
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.stalls import STALL_LEAST_S
-from service.jobs.tables import JobState
+from service.jobs.tables import ENDED, JobState, SourceKind
 from service.jobs.view import Checkpoint, JobView
 from service.nodes.listening import Listening
 from service.nodes.tables import NodeState
 from service.planner.inputs import World
-from service.simulation.world.generation_rows import GenerationRows
+from service.simulation.world.generation_rows import GenerationRow, GenerationRows
 from service.simulation.world.handoff_rows import HandoffRow, HandoffRows
 from service.simulation.world.moments import utc, utc_or_none
 from service.simulation.world.node_rows import NodeRows
@@ -88,7 +88,6 @@ class JobRows:
         seen, heard_since = self.nodes.seen(now), now - timedelta(seconds=self.overdue_after_s)
         handoff, ended = self.handoffs.open_row(), self.handoffs.last_ended()
         targets = set(handoff.target.node_ids() if handoff is not None else ())
-        towards = targets.union(*(each.target.node_ids() for each in self.handoffs.broken_rows(known.generation)))
         ahead, ahead_by_member = reported.ahead_of(seen, known, members, heard_since)
         made_none = row is not None and row.first_step_at is None and row.generation > 1
         view = JobView(
@@ -107,7 +106,7 @@ class JobRows:
             leaving=reported.leaving_of(self.nodes.noticed(now), members),
             silent=reported.in_state(seen, members, NodeState.SILENT),
             gone=reported.in_state(seen, members, NodeState.GONE),
-            absent=tuple(sorted(n.node_id for n in seen if n.node_id in towards and n.state is not NodeState.READY)),
+            absent=self._absent(seen, targets),
             unheard=reported.unheard(seen, heard_since),
             lost_sight_of=_lost_sight_of(seen, members | targets, heard_since),
             steps_from_at=None if row is None else row.steps_from_at,
@@ -133,7 +132,8 @@ class JobRows:
             suspends_at=job.suspends_at,
             listening_since=self.listening.since,
         )
-        view = replace(view, unconfirmed=reported.unconfirmed(seen, view.lost_at, heard_since))
+        unconfirmed = reported.unconfirmed(seen, view.lost_at, heard_since)
+        view = replace(view, unconfirmed=unconfirmed, told_at=self._told_at(seen, ahead))
         view = view if steps is None else _with_steps(view, steps)
         if job.state in (JobState.STARTING, JobState.SUSPENDED):
             view = replace(view, starts=self.generations.starts())
@@ -141,6 +141,48 @@ class JobRows:
         if job.state is JobState.RUNNING and since is not None and (now - since).total_seconds() > STALL_LEAST_S:
             view = replace(view, at_work=reported.at_work(seen, known))
         return view
+
+    def _absent(self, seen: list[reported.NodeSeen], targets: set[str]) -> tuple[str, ...]:
+        """Who is not heard of these, and of the targets of handoffs that are broken."""
+        towards = targets.union(
+            *(each.target.node_ids() for each in self.handoffs.broken_rows(self.generations.active))
+        )
+        return tuple(sorted(n.node_id for n in seen if n.node_id in towards and n.state is not NodeState.READY))
+
+    def _told_at(self, seen: list[reported.NodeSeen], ahead: int | None) -> datetime | None:
+        """When the handoff to generation `ahead` was told of last, if every rank of its target trains there."""
+        row = self.handoffs.untold(ahead)
+        return row.recorded_at if row is not None and reported.trains(seen, row.roster) else None
+
+    def activate_if_due(self, handoff: HandoffRow, now: datetime, *, store_node: str | None = None) -> str | None:
+        """Make an active handoff the job's generation. None if it is (or already was), else why it cannot be."""
+        job, generations, roster = self.job, self.generations, handoff.roster
+        if roster.generation in generations:
+            return None
+        if job.state in ENDED:
+            return f"the job is {job.state}"
+        refusal = generations.refusal(handoff.parent, roster.generation)
+        is_past = refusal is not None and generations.went_through(handoff.parent, roster.generation)
+        if refusal is not None and not is_past:
+            return refusal
+        row = GenerationRow(
+            roster,
+            handoff.parent,
+            SourceKind.HANDOFF,
+            generations.created_after(roster.generation) or now,
+            handoff.why,
+            store_node=store_node,
+            handoff_id=handoff.handoff_id,
+            layout=handoff.layout,
+        )
+        generations.add(row)
+        if is_past:
+            return None
+        job.error_at, job.suspends_at, generations.active = None, None, roster.generation
+        if job.state in (JobState.STARTING, JobState.RUNNING):
+            job.set_state(JobState.RUNNING, handoff.why, now)
+            job.failed_starts = 0
+        return None
 
     def _clues(self, seen: list[reported.NodeSeen], handoff: HandoffRow | None) -> tuple[RankError, ...]:
         """Errors of ranks of each next world that is past its boundary."""

@@ -397,6 +397,15 @@ def test_a_generation_that_trains_but_was_not_told_of_yet_is_never_restarted():
     assert (action.do, action.reason) == (Do.NOTHING, "generation 3 trains, its handoff is not reported yet")
 
 
+def test_a_world_in_which_all_ranks_train_is_adopted_once_its_lead_had_the_time_to_tell_of_it():
+    for told, since, expected in [(-9, None, Do.NOTHING), (-10, None, Do.ADOPT_WORLD), (-90, -9, Do.NOTHING)]:
+        listening_since = None if since is None else at(since)
+        action = act(view(ahead=3, told_at=at(told), listening_since=listening_since, gone=("c",)))
+        assert action.do is expected, (told, since)
+    adopted = act(view(ahead=3, told_at=at(-10), paused_because=PAUSED))
+    assert (adopted.do, adopted.generation) == (Do.ADOPT_WORLD, 3), "it is paused from there"
+
+
 def test_what_only_others_say_of_a_next_world_is_believed_for_a_while_counted_from_when_one_could_hear_of_it():
     said = {"ahead": 3, "ahead_by_member": False, "gone": ("c",), "state_changed_at": at(-900)}
     for recent in ({"last_step_at": at(-119)}, {"last_step_at": at(-600), "listening_since": at(-119)}):
