@@ -25,7 +25,6 @@ from liver_core.handoff import (
     Order,
     Participant,
     ParticipantRecord,
-    Phase,
     RankStage,
     Reason,
     Report,
@@ -164,8 +163,7 @@ class JobSlots:
         promise = None if record is None else record.promise
         if said.stage is not RankStage.ABORTED or record is None or promise is None:
             return said.stage is RankStage.BROKEN
-        is_of_promise = promise.handoff_id == str(said.handoff_id) and promise.phase is Phase.PERMIT
-        return record.active is None and is_of_promise
+        return record.active is None and promise.handoff_id == str(said.handoff_id) and record.had_permission
 
     def is_bound(self) -> bool:
         """Whether any rank of this node is promised to a handoff."""

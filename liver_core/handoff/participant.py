@@ -445,9 +445,7 @@ class Participant(RecordKeeper):
 
     def _died_unwatched(self, reason: Reason, now: float) -> Effects:
         """The rank ended while its agent was away. If it had permission, the boundary may have come."""
-        promise, order = self.record.promise, self.record.order
-        assert promise is not None and order is not None
-        stage = Stage.BROKEN if Phase.PERMIT in (promise.phase, order.phase) else Stage.ABORTED
+        stage = Stage.BROKEN if self.record.had_permission else Stage.ABORTED
         return self._lose_rank(stage, reason, now, decision=self.record.decision)
 
     # Time.

@@ -13,6 +13,7 @@ from liver_core.handoff.messages import (
     HandoffId,
     HandoffName,
     Order,
+    Phase,
     Promise,
     RankStage,
     Reason,
@@ -153,6 +154,12 @@ class ParticipantRecord:
     ended: Annotated[tuple[EndedHandoff, ...], Bound(max_length=ENDED_MAX)] = ()
     replaced: Reason | None = None
     start: Order | None = None
+
+    @property
+    def had_permission(self) -> bool:
+        """Whether what is promised had permission, so that the others may be past its boundary."""
+        promise, order = self.promise, self.order
+        return promise is not None and order is not None and Phase.PERMIT in (promise.phase, order.phase)
 
 
 @dataclass(frozen=True, slots=True)

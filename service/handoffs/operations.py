@@ -152,6 +152,7 @@ def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
             row.ended_by = cause.as_json() if cause else None
     burn(job, mirror.generation)
     session.flush()
+    _adopt_parent(session, job, mirror, now=now)
     if mirror.state is not HandoffState.ABORTED and (old is None or is_open(old.state)):
         _drop_unopened(session, job, mirror, now=now)
     refusal = None
@@ -175,6 +176,13 @@ def adopt_world(session: Session, job: JobRow, generation: int, reason: str, *, 
     refusal = _activate_if_due(session, job, row, target_of(row), None, None, now=now)
     if refusal is not None:
         row.reason = f"{reason}; rejected as the job's generation: {refusal}"
+
+
+def _adopt_parent(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> None:
+    """Whoever opens a handoff steps in the world that it leaves: what led there went through, if nobody has told."""
+    if job.active_generation is not None and mirror.parent > job.active_generation:
+        reason = f"handoff {mirror.handoff_id} begins in its world, and nobody has told that it went through"
+        adopt_world(session, job, mirror.parent, reason, now=now)
 
 
 def name_cause(session: Session, job_id: str, cause: FirstCause, *, since: datetime) -> None:

@@ -15,7 +15,7 @@ from agent.protocol.values import HandoffState, Placement
 from liver_core.handoff import Decision, Rung
 from liver_core.layout import Roster, from_json
 from service.db.base import among
-from service.handoffs.rules import OPEN, WAITS_TIMES_MAX, Declined, OpenHandoff, may_lose_leavers
+from service.handoffs.rules import OPEN, WAITS_TIMES_MAX, Declined, OpenHandoff, furthest, may_lose_leavers
 from service.handoffs.start_times import STARTS_LOOKED_AT, Starts, starts_of
 from service.handoffs.tables import DECLINED, HandoffRow
 from service.jobs.causes import FirstCause
@@ -129,20 +129,19 @@ def as_loss(row: HandoffRow) -> Loss:
     return Loss(text, FirstCause.of(row.ended_by), since=row.recorded_at)
 
 
-def as_open(row: HandoffRow) -> OpenHandoff:
-    """The pure form. `changed_at` is when the service got the report, so that a wrong clock on a node does no harm."""
-    target = placement_of(row)
+def as_open(row: HandoffRow, *, crosses: bool = False) -> OpenHandoff:
+    """The pure form. `changed_at` is when the service got the report, so that a wrong clock on a node does no harm.
+    `crosses`: a rank says that it is past the boundary, whatever the lead has told."""
+    target, state = placement_of(row), furthest(HandoffState(row.state), crosses=crosses)
     return OpenHandoff(
         handoff_id=UUID(str(row.handoff_id)),
-        state=HandoffState(row.state),
+        state=state,
         leaving=tuple(row.leaving),
         target_nodes=target.node_ids(),
         opened_at=row.opened_at,
         changed_at=row.recorded_at,
         deadline_at=row.deadline_at,
-        may_lose_leavers=may_lose_leavers(
-            HandoffState(row.state), Rung(row.rung), Decision(row.decision or Decision.UNDECIDED)
-        ),
+        may_lose_leavers=may_lose_leavers(state, Rung(row.rung), Decision(row.decision or Decision.UNDECIDED)),
     )
 
 

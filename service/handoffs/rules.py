@@ -75,6 +75,11 @@ def may_lose_leavers(state: HandoffState, rung: Rung, decision: Decision) -> boo
     return decision.goes or (rung is Rung.RESCUE and state is HandoffState.CUTTING_OVER)
 
 
+def furthest(state: HandoffState, *, crosses: bool) -> HandoffState:
+    """Where an open handoff stands, by its lead's word and by that of its ranks, which may be past the boundary."""
+    return HandoffState.CUTTING_OVER if crosses and state is not HandoffState.PROPOSED else state
+
+
 def is_newer(new: Copy, old: Copy) -> bool:
     """Whether `new` replaces `old`.
 

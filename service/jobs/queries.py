@@ -18,6 +18,7 @@ from agent.protocol.values import HandoffState
 from liver_core.layout import Roster, from_json
 from service.db.parsed import Parsed
 from service.handoffs import queries as handoffs
+from service.handoffs.rules import OpenHandoff
 from service.handoffs.tables import HandoffRow
 from service.jobs import reported
 from service.jobs.checkpoints import damaged_of, newest_checkpoint
@@ -272,7 +273,7 @@ def _view(
         stop_requested=job.stop_requested_at is not None,
         world=inputs.world,
         source=SourceKind(row.source_kind) if row else None,
-        handoff=handoffs.as_open(handoff) if handoff else None,
+        handoff=_as_open(handoff, seen) if handoff else None,
         last_handoff_at=ended.recorded_at if ended else None,
         declined=handoffs.declined(session, ended, active=job.active_generation),
         leaving=reported.leaving_of(_told(noticed), members),
@@ -306,6 +307,10 @@ def _view(
         suspends_at=job.suspends_at,
         paused_because=job.paused_because,
     )
+
+
+def _as_open(row: HandoffRow, seen: list[reported.NodeSeen]) -> OpenHandoff:
+    return handoffs.as_open(row, crosses=reported.crosses(seen, row.job_id, (row.parent, row.generation)))
 
 
 def _told_at(session: Session, job: JobRow, ahead: int | None) -> datetime | None:

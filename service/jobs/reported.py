@@ -121,6 +121,13 @@ def ahead_of(
     return newest[False], False
 
 
+def crosses(nodes: Iterable[NodeSeen], job_id: str, worlds: Collection[int | None]) -> bool:
+    """Whether a rank of one of these worlds says that it is past the boundary of a handoff, and not yet that it is
+    over. Its lead may not have told of that, or tell no more."""
+    ranks = (rank for node in nodes for rank in node.ranks if rank["job_id"] == job_id)
+    return any(rank["stage"] == RankStage.CUTTING_OVER and rank["generation"] in worlds for rank in ranks)
+
+
 def trains(nodes: Iterable[NodeSeen], world: Roster) -> bool:
     """Whether each rank of this world makes steps in it, by what its node reported last."""
     known, stages = ActiveWorld(world.job_id, world.generation), (RankStage.TRAINING, RankStage.ACTIVE)

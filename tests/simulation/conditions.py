@@ -34,6 +34,7 @@ class SeededConditions:
         self.seed, self.random, self.plan = seed, random, plan
         self.step_s, self.parts, self.connects = plan.step_s, plan.parts, plan.connects
         self.checkpoint_every = CHECKPOINT_EVERY
+        self.settle_s = plan.settle_s
         self.polls, self.detect_s, self.gather_s, self.unhurried_s = True, DETECT_S, GATHER_S, UNHURRIED_S
         self.armed: list[tuple[str, Member]] = []
         self.chaos = True

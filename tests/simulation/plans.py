@@ -46,6 +46,20 @@ FAULTS = (
 LEADS = ("agent crash", "agent crash between effects", "agent stands still", "node dies", "cut off from everybody")
 """What strikes the node that leads an open handoff."""
 ANOTHER_NOTICE = "another notice"
+AT_BOUNDARY = (ANOTHER_NOTICE, ANOTHER_NOTICE, ANOTHER_NOTICE, "rank dies", "agent crash", "start again", "store dies")
+BESIDE_A_CUT = (
+    "agent crash",
+    "agent crash between effects",
+    "rank breaks while its agent restarts",
+    "late order",
+    "network storm",
+    "start again",
+    "hello again",
+)
+CUT_OFF_SHARE, AT_BOUNDARY_SHARE = 0.15, 0.15
+CUT_OFF_TIMES = 2.4
+"""So many times its length a node is cut off."""
+QUIET = (0.0, 0.0, 0.05)
 LONG_FROM_S = 1.1
 TRIGGERS = ("preparing", "streaming", "prepared", "ready", "cutting_over", "active")
 
@@ -100,8 +114,8 @@ class Link:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One run, as drawn. `parts`: of a step, between which it can be dropped. `slow_s`: longer than usual, to build a
-    world. `connects`: the ranks of a next world make communicators of GPUs at a boundary. `scripted`: nothing small
-    goes another way by itself."""
+    world. `settle_s`: ranks learn the outcome of a boundary within that. `connects`: the ranks of a next world make
+    communicators of GPUs at a boundary. `scripted`: nothing small goes another way by itself."""
 
     members: tuple[Member, ...]
     first: tuple[Member, ...]
@@ -114,16 +128,68 @@ class Plan:
     link: Link = Link()
     parts: int = 1
     slow_s: float = 0.0
+    settle_s: float = 0.02
     connects: bool = False
     scripted: bool = False
 
 
 def draw_plan(random: Random) -> Plan:
-    """A short run: one or two changes of the world, none to four faults."""
+    """A short run. Most have one or two changes of the world, and none to four faults of any kind."""
+    kind = random.random()
+    if kind < CUT_OFF_SHARE:
+        return _cut_off(random)
+    return _at_boundary(random) if kind < CUT_OFF_SHARE + AT_BOUNDARY_SHARE else _of_all_kinds(random)
+
+
+def _cut_off(random: Random) -> Plan:
+    """The service does not hear the job's world for so long that it starts the job elsewhere. That world goes on by
+    itself while it may, and hands over where a notice comes."""
+    members = tuple(Member(f"n{index}", 0) for index in range(5))
+    first = tuple(random.sample(members, 2))
+    at_s, length_s = 0.5 + 5.0 * random.random(), 6.0 + 3.5 * random.random()
+    faults = (Fault("world cut off", "", at_s, first[0], length_s),)
+    if random.random() < 0.6:
+        faults += (Fault(random.choice(BESIDE_A_CUT), "", at_s + 12 * random.random(), random.choice(members), 4.0),)
+    node, lead_s = random.choice(first).node_id, 5.0 + 11.0 * random.random()
+    notice = Notice(at_s + 8.0 * random.random(), node, lead_s)
+    return Plan(
+        members,
+        first,
+        0.3 + random.random(),
+        (0.15 * random.random(), 0.2 * random.random(), 0.6 * random.random()) if random.random() < 0.3 else QUIET,
+        notices=(notice,) if random.random() < 0.6 else (),
+        faults=faults,
+        chaos_s=at_s + CUT_OFF_TIMES * length_s + 8.0,
+        link=_link(random),
+    )
+
+
+def _at_boundary(random: Random) -> Plan:
+    """A notice is answered, and when its handoff is at its boundary, which takes long, something else happens."""
+    members = tuple(Member(f"n{index}", 0) for index in range(4 + (random.random() < 0.4)))
+    first = tuple(random.sample(members, 2 + (random.random() < 0.5)))
+    notice = Notice(0.5 + random.random(), random.choice(first).node_id, 9.0 + 7.0 * random.random())
+    of, kind = random.choice(("stays", "stays", "lead", "newcomer", "")), random.choice(AT_BOUNDARY)
+    faults = (Fault(kind, "ready", 0.7 * random.random(), random.choice(members), 1 + 9 * random.random(), of),)
+    return Plan(
+        members,
+        first,
+        0.3 + random.random(),
+        QUIET,
+        notices=(notice,),
+        faults=faults + ((_fault(random, members),) if random.random() < 0.4 else ()),
+        chaos_s=26.0,
+        link=_link(random),
+        settle_s=0.1 + 0.8 * random.random(),
+        connects=random.random() < 0.3,
+    )
+
+
+def _of_all_kinds(random: Random) -> Plan:
     members = tuple(Member(f"n{index}", 0) for index in range(4 + (random.random() < 0.4)))
     first = tuple(random.sample(members, 2 + (random.random() < 0.5)))
     lossy = random.random() < 0.5
-    network = (0.15 * random.random(), 0.2 * random.random(), 0.6 * random.random()) if lossy else (0.0, 0.0, 0.05)
+    network = (0.15 * random.random(), 0.2 * random.random(), 0.6 * random.random()) if lossy else QUIET
     step_s, parts = 0.3 + random.random(), 1
     if step_s > LONG_FROM_S:
         # Some jobs have steps that hardly fit a notice; they can be dropped between two parts.

@@ -31,7 +31,7 @@ from service.simulation.world.world import Machines, SimulatedWorld
 from service.simulation.world.worlds import SimWorld
 from tests.simulation.conditions import SeededConditions
 from tests.simulation.planning import SeedPlanner, decision, ladder_inputs
-from tests.simulation.plans import Fault, Notice, Plan, Wish, draw_plan
+from tests.simulation.plans import CUT_OFF_TIMES, Fault, Notice, Plan, Wish, draw_plan
 from tests.simulation.truth import Truth
 
 CUTOVER_DEADLINES = CutoverDeadlines(target_s=3.0, source_s=4.5, store_s=8.0, build_s=20.0)
@@ -52,6 +52,8 @@ LIMITS = JobLimits(
 )
 """As in the product, but that a run is short; and a job that fails again and again is not given up."""
 PERIODS = ServicePeriods(LIMITS, silent_after_s=8.0, gone_after_s=30.0, overdue_after_s=2.0, start_order_s=40.0)
+HEARD_AGAIN_S = 2.0
+"""After a cut the service has heard everybody again within that."""
 DEADLINE_S = 10.0
 """Of a handoff that is opened whatever the leader says."""
 
@@ -70,6 +72,7 @@ class Simulation(SimulatedWorld):
         self.coverage = self.truth.coverage
         self.waiting_faults = [fault for fault in self.plan.faults if fault.trigger]
         self.nodes_wished = len(self.plan.first)
+        self.cut_until = -HEARD_AGAIN_S
         self.taken: set[str] = set()  # machines that will not come back
         first = Roster(self.job_id, 1, ParallelLayout(dp=len(self.plan.first)), self.plan.first)
         self.stale_roster = Roster(self.job_id, 1, first.layout, tuple(reversed(first.members)))
@@ -115,6 +118,11 @@ class Simulation(SimulatedWorld):
                 break
             self.clock.run_next()
         raise Violation(f"no rest at {self.clock.now:.0f} s: {self.why_not()}")
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the service may know less than there is to know, since it did not hear all nodes."""
+        return self.network.service_away or self.clock.now < self.cut_until + HEARD_AGAIN_S
 
     # What the world asks for.
 
@@ -279,10 +287,12 @@ class Simulation(SimulatedWorld):
                 self.set_service_away(True)
                 self.clock.after(2 * fault.length_s, self.set_service_away, False)
             case "cut off from the service" | "cut off from everybody":
-                self.cut_off((agent.name,), everybody=fault.kind.endswith("everybody"), seconds=2.4 * fault.length_s)
+                self.cut_off(
+                    (agent.name,), everybody=fault.kind.endswith("everybody"), seconds=CUT_OFF_TIMES * fault.length_s
+                )
             case "world cut off":
                 names = self.worlds[max(self.worlds)].roster.node_ids()
-                self.cut_off(names, everybody=fault.length_s < 5, seconds=2.4 * fault.length_s)
+                self.cut_off(names, everybody=fault.length_s % 1 < 0.3, seconds=CUT_OFF_TIMES * fault.length_s)
             case "start again":
                 self.start_on(())
             case "stale proposal":
@@ -352,6 +362,7 @@ class Simulation(SimulatedWorld):
 
     def cut_off(self, names: Iterable[str], *, everybody: bool, seconds: float) -> None:
         """The service does not hear these nodes for a while, nor, if `everybody`, do other agents."""
+        self.cut_until = max(self.cut_until, self.clock.now + seconds)
         for name in names:
             self.note(f"{name} is cut off from {'everybody' if everybody else 'the service'}")
             self.truth.struck(name)

@@ -129,7 +129,7 @@ class Truth(Observer):
     def _could_be_borne(self) -> str | None:
         """The handoff past its boundary whose targets all live, while only leavers are gone."""
         sim = self.simulation
-        if sim.network.service_away or sim.network.cut_off or self.was_asked_for:
+        if sim.is_cut or self.was_asked_for:
             return None
         for attempt in self.rung_at_boundary:
             order = sim.orders.get((attempt, Phase.PERMIT))

@@ -40,6 +40,7 @@ class SteadyConditions:
         self.step_s, self.parts, self.connects, self.polls = 0.0, 1, False, False
         self.checkpoint_every = NEVER if times.writes_checkpoints else 0
         self.detect_s = self.gather_s = detect_s
+        self.settle_s = 0.0
         self.unhurried_s = UNHURRIED_LEAST_S
 
     def draws(self, of: str) -> NoDraws:

@@ -275,10 +275,9 @@ class SimAgent:
             self.does(self._hears, rank, event)
 
     def _hears(self, rank: SimRank, event: RankReported) -> None:
-        promise = self.participant.record.promise
-        gives_up = event.stage is RankStage.ABORTED and self.participant.record.active is None
-        permitted = promise is not None and promise.phase is Phase.PERMIT
-        if event.stage is RankStage.BROKEN or (gives_up and permitted):
+        record = self.participant.record
+        gives_up = event.stage is RankStage.ABORTED and record.active is None
+        if event.stage is RankStage.BROKEN or (gives_up and record.had_permission):
             self._tell_death(rank, None)  # Taking the stage forgets which worlds it is of.
         self.handle(event)
         self.link.tell_rank()

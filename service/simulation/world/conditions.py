@@ -23,7 +23,8 @@ class Conditions(Protocol):
     communicators of GPUs at a boundary. `checkpoint_every`: steps from one checkpoint to the next, 0: none is written.
     `polls`: agents look, and worlds step, one event after the other, also while nothing goes on; else they sleep until
     something stirs them, and steps are counted by time. `detect_s`: a collective fails so long after a peer was lost.
-    `gather_s`: the first rank of a start waits for the others. `unhurried_s`: of a handoff where nothing presses.
+    `settle_s`: ranks learn the outcome of a boundary within that. `gather_s`: the first rank of a start waits for the
+    others. `unhurried_s`: of a handoff where nothing presses.
     Seconds all."""
 
     step_s: float
@@ -32,6 +33,7 @@ class Conditions(Protocol):
     checkpoint_every: int
     polls: bool
     detect_s: float
+    settle_s: float
     gather_s: float
     unhurried_s: float
 

@@ -18,6 +18,7 @@ from service.handoffs.rules import (
     Copy,
     Declined,
     OpenHandoff,
+    furthest,
     is_open,
     may_lose_leavers,
     orders_differ,
@@ -70,17 +71,18 @@ class HandoffRow:
         assert isinstance(self.target, Roster)
         return self.target
 
-    def as_open(self) -> OpenHandoff:
-        """As the rule for jobs takes it."""
+    def as_open(self, *, crosses: bool) -> OpenHandoff:
+        """As the rule for jobs takes it. `crosses`: a rank says that it is past the boundary."""
+        state = furthest(self.state, crosses=crosses)
         return OpenHandoff(
             handoff_id=uuid_of(self.handoff_id),
-            state=self.state,
+            state=state,
             leaving=self.leaving,
             target_nodes=self.target.node_ids(),
             opened_at=self.opened_at,
             changed_at=self.recorded_at,
             deadline_at=self.deadline_at,
-            may_lose_leavers=may_lose_leavers(self.state, self.rung, self.decision),
+            may_lose_leavers=may_lose_leavers(state, self.rung, self.decision),
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from agent.protocol.values import HandoffState
+from service.handoffs.rules import OpenHandoff
 from service.jobs import reported
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.stalls import STALL_LEAST_S
@@ -100,7 +101,7 @@ class JobRows:
             revoked=tuple(name for name in job.revoked if name in members),
             world=world,
             source=None if row is None else row.source,
-            handoff=None if handoff is None else handoff.as_open(),
+            handoff=None if handoff is None else self._as_open(handoff, seen),
             last_handoff_at=None if ended is None else ended.recorded_at,
             declined=self.handoffs.declined(self.generations.active),
             leaving=reported.leaving_of(self.nodes.noticed(now), members),
@@ -141,6 +142,18 @@ class JobRows:
         if job.state is JobState.RUNNING and since is not None and (now - since).total_seconds() > STALL_LEAST_S:
             view = replace(view, at_work=reported.at_work(seen, known))
         return view
+
+    def adopt_world(self, generation: int, reason: str, now: datetime) -> bool:
+        """Whether the handoff to this generation counts as active from now on: it went through, and nobody tells."""
+        row = self.handoffs.untold(generation)
+        if row is None:
+            return False
+        row.state, row.reason, row.recorded_at = HandoffState.ACTIVE, reason, now
+        self.activate_if_due(row, now)
+        return True
+
+    def _as_open(self, row: HandoffRow, seen: list[reported.NodeSeen]) -> OpenHandoff:
+        return row.as_open(crosses=reported.crosses(seen, self.job_id, (row.parent, row.generation)))
 
     def _absent(self, seen: list[reported.NodeSeen], targets: set[str]) -> tuple[str, ...]:
         """Who is not heard of these, and of the targets of handoffs that are broken."""

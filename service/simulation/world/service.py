@@ -378,7 +378,8 @@ class SimService:
             case Do.DROP_HANDOFF:
                 self.rows.handoffs.drop_open(action.reason, now)
             case Do.ADOPT_WORLD:
-                self._adopt_world(action)
+                assert action.generation is not None
+                self.rows.adopt_world(action.generation, action.reason, now)
             case Do.SUSPEND:
                 self.rows.handoffs.drop_open(action.reason, now)
                 job.set_state(JobState.SUSPENDING, action.reason, now)
@@ -396,13 +397,6 @@ class SimService:
         job.asked += action.save
         job.crashes = action.crashes or job.crashes
         self._change_orders()
-
-    def _adopt_world(self, action: Action) -> None:
-        """The handoff counts as active: all ranks train, and its lead cannot tell."""
-        row, now = self.rows.handoffs.untold(action.generation), utc(self._clock.now)
-        assert row is not None
-        row.state, row.reason, row.recorded_at = HandoffState.ACTIVE, action.reason, now
-        self.rows.activate_if_due(row, now)
 
     def _close_generation(self, action: Action) -> None:
         row = self.rows.generations.active_row

@@ -13,8 +13,8 @@ from service.simulation.world.whole import SimRank, SimulatedWorld
 
 LEASE_AGAIN_S = 0.2
 JOIN_TIMEOUT_S = 15.0
-SHOW_S, SETTLE_S = 0.03, 0.02
-"""How far ranks are apart at a boundary: when they show their words, and when they learn the outcome."""
+SHOW_S = 0.03
+"""How far ranks are apart when they show their words at a boundary."""
 LATE_S, LATE_SHARE = 1.5, 0.15
 """Now and then one comes late to the boundary, for example since it writes a checkpoint."""
 CONNECT_S = 3.0
@@ -179,7 +179,7 @@ class SimWorld:
         if _cuts_over(found):
             self.at_boundary = {}  # Whoever comes back to this world joins it again.
         for each in ranks:
-            sim.clock.after(SETTLE_S * sim.draw(), self._settle, each, found, left, ranks, then, dropped)
+            sim.clock.after(sim.conditions.settle_s * sim.draw(), self._settle, each, found, left, ranks, then, dropped)
 
     def _settle(
         self,

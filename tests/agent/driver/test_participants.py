@@ -342,6 +342,7 @@ def test_only_a_stage_past_the_boundary_or_the_end_settles_what_the_rank_was_tol
     [
         (None, Phase.PERMIT, RankStage.ABORTED, HANDOFF, True),
         (None, Phase.PREPARE, RankStage.ABORTED, HANDOFF, False),
+        (None, Phase.ABORT, RankStage.ABORTED, HANDOFF, True),
         (None, Phase.PERMIT, RankStage.ABORTED, OTHER, False),
         (ACTIVE, Phase.PERMIT, RankStage.ABORTED, HANDOFF, False),
         (ACTIVE, Phase.PERMIT, RankStage.BROKEN, HANDOFF, True),
@@ -350,7 +351,7 @@ def test_only_a_stage_past_the_boundary_or_the_end_settles_what_the_rank_was_tol
 def test_others_may_wait_for_a_rank_that_is_broken_and_for_a_newcomer_that_gives_up_what_had_permission(
     active: Roster | None, phase: Phase, stage: RankStage, handoff: UUID, ends: bool
 ) -> None:
-    asked = order(phase)
+    asked = order(Phase.PREPARE if phase is Phase.PREPARE else Phase.PERMIT)
     scene = running(active, order=asked, promise=Promise(asked.handoff_id, 6, 1, phase))
     assert scene.slots.ends_with(0, said(stage, handoff=handoff)) is ends
     assert not scene.slots.ends_with(1, said(RankStage.ABORTED)), "nothing is promised there"

@@ -1,8 +1,10 @@
-"""A handoff goes through, and the node that led it is lost before it can say so."""
+"""A handoff goes through, or comes to its boundary, and the node that leads it cannot say so."""
 
 from uuid import UUID
 
+from agent.protocol.process_end import ProcessEnd
 from agent.protocol.values import HandoffState
+from liver_core.handoff import RankStage
 from liver_core.layout import ParallelLayout
 from service.jobs.rules import TOLD_WITHIN_S
 from tests.service.fake_agent import mirror, roster
@@ -66,3 +68,31 @@ def test_a_lead_that_comes_back_after_all_tells_what_the_handoff_cost(fleet: Fle
     fleet.round(parts=trains(fleet, *WORLD))
     row = next(each for each in fleet.handoffs() if each["handoff_id"] == row["handoff_id"])
     assert (row["state"], row["pause_s"], fleet.job()["active_generation"]) == ("active", 0.4, 2)
+
+
+def test_a_handoff_that_begins_in_a_world_of_which_nobody_told_shows_that_it_is_the_jobs(fleet: Fleet):
+    lead_is_lost(fleet)
+    fleet.round(parts=trains(fleet, *WORLD))
+    source = roster(fleet.job_id, 2, ParallelLayout(pp=3), *WORLD)
+    target = roster(fleet.job_id, 3, ParallelLayout(tp=2), "a", "b")
+    opened = mirror(source, target, fleet.clock(), state=HandoffState.PREPARING)
+    fleet.round(parts=trains(fleet, *WORLD) | {"a": {"handoffs": (opened,), **trains(fleet, *WORLD)["a"]}})
+    assert fleet.job()["active_generation"] == 2
+    assert {row["generation"]: row["state"] for row in fleet.handoffs()} == {2: "active", 3: "preparing"}
+
+
+def test_a_leaver_may_die_past_a_boundary_of_which_only_a_rank_tells(fleet: Fleet):
+    """The agent that leads stands still: it has told that all are ready."""
+    fleet.run()
+    target = roster(fleet.job_id, 2, ParallelLayout(pp=3), *WORLD)
+    a, d = fleet.agents.pop("a"), fleet.agents["d"]
+    order = a.job_order()
+    ready = mirror(order.roster, target, fleet.clock(), state=HandoffState.READY)
+    a.sync(ranks=(a.rank(order, step=fleet.step),), handoffs=(ready,))
+    killed = ProcessEnd(1, "SIGKILL")
+    says = {name: (fleet.agents[name].rank(order, stage=RankStage.CUTTING_OVER, step=fleet.step),) for name in "bc"}
+    parts = {name: {"ranks": ranks} for name, ranks in says.items()}
+    parts["d"] = {"ranks": (d.dead(order, killed, step=fleet.step),)}
+    for _ in range(15):
+        fleet.round(parts=parts)
+    assert (fleet.job()["active_generation"], fleet.job()["state"]) == (1, "running"), fleet.job()["reason"]
