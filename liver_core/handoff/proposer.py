@@ -85,6 +85,7 @@ class Proposer:
         self._order_seq = 0
         self._phase_since: float | None = None  # None: not known yet after a restart
         self._sent_at = float("-inf")
+        self._cancelled: Reason | None = None
 
     @property
     def state(self) -> ProposerState:
@@ -139,7 +140,7 @@ class Proposer:
             phase=Phase.PREPARE,
             reason=None,
         )
-        self.tally = Tally(proposal)
+        self.tally, self._cancelled = Tally(proposal), None
         return (*self._enter(now), *self._orders(now))
 
     def _next_generation(self, proposal: Proposal) -> int | None:
@@ -218,6 +219,7 @@ class Proposer:
             return (Refused(proposal.handoff_id, Reason(f"too late: the handoff is {self.state}", "cancel")),)
         if proposal.rung is Rung.RESCUE and self.record.phase is not Phase.PREPARE:
             # Leavers may be released already, unreported. Then the next world needs its newcomers: abort none of them.
+            self._cancelled = reason
             return (Refused(proposal.handoff_id, Reason("too late: the rescue has permission", "cancel")),)
         return self._abort(reason, now)
 
@@ -299,7 +301,8 @@ class Proposer:
                 self.tally.silent_reason("withdraw", "the deadline passed before all tags were withdrawn"), now
             )
         if not self.tally.waiting(Phase.WITHDRAW, self.record.plan_revision):
-            return self._revise(pending, now)
+            # What came too late for the revision that had permission is in time now.
+            return self._revise(pending, now) if self._cancelled is None else self._abort(self._cancelled, now)
         return ()
 
     def _progress_switched(self, now: float) -> Effects:

@@ -146,7 +146,7 @@ def _cut_off(random: Random) -> Plan:
     itself while it may, and hands over where a notice comes."""
     members = tuple(Member(f"n{index}", 0) for index in range(5))
     first = tuple(random.sample(members, 2))
-    at_s, length_s = 0.5 + 5.0 * random.random(), 6.0 + 3.5 * random.random()
+    at_s, length_s = 0.5 + 5.0 * random.random(), 8.0 + 6.0 * random.random()
     faults = (Fault("world cut off", "", at_s, first[0], length_s),)
     if random.random() < 0.6:
         faults += (Fault(random.choice(BESIDE_A_CUT), "", at_s + 12 * random.random(), random.choice(members), 4.0),)

@@ -30,6 +30,7 @@ from liver_core.handoff.cutover import (
 from liver_core.handoff.participant_events import OrderReceived, ParticipantState, RankStage
 from liver_core.handoff.proposer import GIVE_UP_S, ProposerState
 from liver_core.handoff.proposer_events import (
+    Amend,
     Cancel,
     HandoffEnded,
     MemberLost,
@@ -204,6 +205,15 @@ def test_a_rescue_that_has_permission_is_not_called_off_since_leavers_may_be_gon
     (refused,) = machine.handle(Cancel(WHY), 3.5)
     assert isinstance(refused, Refused) and "the rescue has permission" in refused.reason.text
     assert machine.state is ProposerState.PERMITTED
+    # Another node goes: once all tags are gone for that, nobody can be, and it is too late no more.
+    sooner = proposal(rung=Rung.RESCUE, cutover=DEADLINES, deadline_utc=DEADLINE - 5)
+    machine.handle(Amend(sooner), 4.0)
+    assert machine.state is ProposerState.WITHDRAWING
+    for member in (A, B, C):
+        answers = participant_in(ParticipantState.WITHDRAWING, member)
+        (report,) = reports_in(answers.handle(rank_says(RankStage.PREPARED), 4.5))
+        machine.handle(ReportReceived(replace(report, report_seq=9)), 4.5)
+    assert (machine.state, machine.record.reason) == (ProposerState.ABORTING, WHY)
     preparing = opened()
     assert not any(isinstance(effect, Refused) for effect in preparing.handle(Cancel(WHY), 3.5))
     assert preparing.state is ProposerState.ABORTING
