@@ -47,12 +47,13 @@ class Deaths:
         whose loss is known here, the other nodes have heard of that: all ranks of a world end so after one death."""
         member = Member(self._node_id, slot)
         is_felt = reason.cause is not None and reason.cause.what is FailedPart.PEER
-        for roster in worlds_of(self._participants.get(slot), member):
+        participant = self._participants.get(slot)
+        for roster in worlds_of(participant, member):
             here = replace(reason, rank=roster.rank_of(member), node=self._node_id)
             death = PeerDied(generation=roster.generation, member=member, reason=here)
             if not (is_felt and roster.generation in self._known):
                 self._known.append(roster.generation)
-                for node_id in sorted({other.node_id for other in roster.members} - {self._node_id}):
+                for node_id in sorted({*roster.node_ids(), *_readers(participant)} - {self._node_id}):
                     self._send(node_id, DeathBody(death=death), f"death/{slot}/{roster.generation}")
             await self._say(death)
 
@@ -67,6 +68,12 @@ class Deaths:
         _log.warning(text, death.generation, death.reason.rank, death.member.node_id, death.reason.text)
         self._known.append(death.generation)
         await self._say(death)
+
+
+def _readers(participant: Participant | None) -> tuple[str, ...]:
+    """Nodes whose ranks may be reading from a rank of the source world, though they have no part in that."""
+    record = None if participant is None else participant.record
+    return record.order.target.node_ids() if record is not None and record.order and record.had_permission else ()
 
 
 def worlds_of(participant: Participant | None, member: Member) -> tuple[Roster, ...]:

@@ -181,7 +181,7 @@ def _at_boundary(random: Random) -> Plan:
         chaos_s=26.0,
         link=_link(random),
         settle_s=0.1 + 0.8 * random.random(),
-        connects=random.random() < 0.3,
+        connects=random.random() < 0.5,
     )
 
 

@@ -310,10 +310,11 @@ class SimAgent:
         if record.active is not None and reason is not None:
             self.link.lose_rank(rank, record.active, reason)
         sim = self.simulation
+        readers = record.order.target.node_ids() if record.order is not None and record.had_permission else ()
         for roster in (record.active, None if record.order is None else record.order.target):
             if roster is None or self.member not in roster.members:
                 continue
-            for name in {member.node_id for member in roster.members} - {self.name}:
+            for name in {*roster.node_ids(), *readers} - {self.name}:
                 sim.network.tell(self.name, name, sim.agent(name).hear_of_death, roster.generation, self.member)
 
     def hear_of_death(self, generation: int, member: Member) -> None:

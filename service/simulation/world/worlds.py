@@ -295,7 +295,7 @@ class Connecting:
     """Where the ranks of one next world make their communicators: all of them, or each sees it fail in time."""
 
     def __init__(self, simulation: SimulatedWorld, order: Order) -> None:
-        self.simulation = simulation
+        self.simulation, self._settle_s = simulation, simulation.conditions.settle_s
         self.members = set(order.target.members)
         self.ranks: dict[Member, tuple[SimRank, int]] = {}
 
@@ -311,4 +311,4 @@ class Connecting:
         )
         if self.ranks.keys() >= self.members and all(each.alive for each, _ in self.ranks.values()):
             for each, number in self.ranks.values():
-                clock.after(0.05 + 0.1 * self.simulation.draw(), each.connected, number, None)
+                clock.after(0.05 + (0.1 + 3.0 * self._settle_s) * self.simulation.draw(), each.connected, number, None)

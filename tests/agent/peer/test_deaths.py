@@ -44,9 +44,10 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(StubService(fake_job(tmp_path), FOUR).order(), "d")
 
 
-def participant(active: Any, target: Any = None) -> Any:
+def participant(active: Any, target: Any = None, *, had_permission: bool = False) -> Any:
     order = None if target is None else SimpleNamespace(target=target)
-    return SimpleNamespace(record=SimpleNamespace(active=active, order=order), state=ParticipantState.IDLE)
+    record = SimpleNamespace(active=active, order=order, had_permission=had_permission)
+    return SimpleNamespace(record=record, state=ParticipantState.IDLE)
 
 
 def told(who: Any) -> tuple[set[tuple[str, int, int | None]], list[int]]:
@@ -74,6 +75,12 @@ def test_a_leaver_is_missed_in_the_world_that_it_leaves_only_and_a_newcomer_in_t
     assert {generation for _, generation, _ in elsewhere} == {4}
     elsewhere, _ = told(participant(None, roster_of(5, ("a", "d"))))
     assert elsewhere == {("a", 5, 1)}
+
+
+def test_newcomers_hear_of_the_death_of_a_leaver_from_which_they_may_be_reading() -> None:
+    elsewhere, here = told(participant(roster_of(4, ("a", "d")), roster_of(5, ("a", "e")), had_permission=True))
+    assert elsewhere == {("a", 4, 1), ("e", 4, 1)}
+    assert here == [4]
 
 
 FELT = replace(KILLED, cause=FailureCause(FailedPart.PEER))
