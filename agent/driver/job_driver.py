@@ -337,7 +337,7 @@ class JobDriver:
                     measured = RankMeasures(measures=event.measures, certificate=event.certificate)
                     self._measured[slot] = (str(event.handoff_id), measured)
                     self.pace.take_measures(event.measures)
-                if not self._host.is_condemned(slot) and self.slots.ends_with(slot, event):
+                if self._concerns_others(slot) and self.slots.ends_with(slot, event):
                     await self._deaths.tell_broken(slot, event)  # Taking the stage forgets which worlds it is of.
                 await self.slots.take_stage(slot, event)
                 self._node.sync_with_progress()
@@ -356,17 +356,22 @@ class JobDriver:
         # A newcomer that is past the boundary has its part in a world that others may already step in.
         cuts_over = participant is not None and participant.state is ParticipantState.CUTTING_OVER
         had_world = cuts_over or (participant is not None and participant.record.active is not None)
-        expected = self._host.is_condemned(slot) or slot in self._finished or state.stage in _OVER
+        is_over, is_condemned = slot in self._finished or state.stage in _OVER, self._host.is_condemned(slot)
         self._finished.discard(slot)  # The slot may get another process of this job.
-        if had_world and not expected:
+        if had_world and not is_over and not is_condemned:
             _log.warning("job %s: %s", self.job_id, reason.text)
             lost = {"stage": RankStage.FAILED, "reason": reason, **self.slots.seat_of(slot, state)}
             self._lost[slot] = self._status(slot, state).model_copy(update=lost)
-        if not expected:
+        if not is_over and self._concerns_others(slot):
             await self._deaths.tell(slot, reason)
         if self._host.ended(slot):
             await self.slots.take_death(slot, reason)
         self._node.sync_soon()
+
+    def _concerns_others(self, slot: int) -> bool:
+        """Whether other nodes are told that the rank of this slot ends: not where it was told to, as theirs are, except
+        that others may wait for it at a boundary."""
+        return not self._host.is_condemned(slot) or self.slots.is_awaited(slot)
 
     async def _launch_failed(self, slot: int, reason: Reason) -> None:
         self.post(lambda: self._take_failed_launch(slot, reason))

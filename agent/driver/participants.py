@@ -163,7 +163,12 @@ class JobSlots:
         promise = None if record is None else record.promise
         if said.stage is not RankStage.ABORTED or record is None or promise is None:
             return said.stage is RankStage.BROKEN
-        return record.active is None and promise.handoff_id == str(said.handoff_id) and record.had_permission
+        return promise.handoff_id == str(said.handoff_id) and self.is_awaited(slot)
+
+    def is_awaited(self, slot: int) -> bool:
+        """Whether the rank of this slot is a newcomer in what had permission: others may be past the boundary."""
+        participant = self.participants.get(slot)
+        return participant is not None and participant.record.active is None and participant.record.had_permission
 
     def is_bound(self) -> bool:
         """Whether any rank of this node is promised to a handoff."""

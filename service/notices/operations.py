@@ -25,7 +25,15 @@ from service.notices.queries import (
     open_notices,
     rows_of_occurrences,
 )
-from service.notices.rules import NOTICES_OF_LEASE_MAX, PEERS_SPEAK_AGAIN, horizon, over_at, same_loss, takes_node
+from service.notices.rules import (
+    NOTICES_OF_LEASE_MAX,
+    PEERS_SPEAK_AGAIN,
+    aligned,
+    horizon,
+    over_at,
+    same_loss,
+    takes_node,
+)
 from service.notices.tables import NoticeRow
 from service.problems import conflict, not_found
 
@@ -98,7 +106,7 @@ class LeaseNotices:
         newest = self._row_of(fact)
         known = None if newest is None else as_fact(newest)
         if known is not None:
-            fact = _aligned(known, fact, same_within)
+            fact = aligned(known, fact, same_within)
         notice = merge(known, fact)
         if notice == known:
             return False
@@ -260,19 +268,8 @@ def record_notice(
     return is_news
 
 
-def _aligned(known: NoticeFact, fact: NoticeFact, within: timedelta) -> NoticeFact:
-    """The fact with the known times where its own differ from them by no more: it is about the same notice."""
-    is_anew = known.withdrawn_utc is not None and fact.withdrawn_utc is None
-    if is_anew or abs(fact.first_seen_utc - known.first_seen_utc) > within:
-        return fact
-    deadline = fact.deadline_utc
-    if deadline is not None and known.deadline_utc is not None and abs(deadline - known.deadline_utc) <= within:
-        deadline = known.deadline_utc
-    return fact.model_copy(update={"first_seen_utc": known.first_seen_utc, "deadline_utc": deadline})
-
-
 def _as_said(fact: NoticeFact, known: NoticeFact, within: timedelta) -> NoticeFact:
-    return _aligned(known, fact, within).model_copy(update={"raw": known.raw})
+    return aligned(known, fact, within).model_copy(update={"raw": known.raw})
 
 
 def drain_node(session: Session, node_id: str, *, in_s: float, now: datetime) -> None:

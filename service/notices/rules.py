@@ -102,6 +102,17 @@ def _pressing(notice: NoticeFact, now: datetime) -> tuple[int, datetime]:
     return matters.index(True), notice.deadline_utc or notice.first_seen_utc + WITHOUT_DEADLINE_LASTS
 
 
+def aligned(known: NoticeFact, fact: NoticeFact, within: timedelta) -> NoticeFact:
+    """The fact with the known times where its own differ from them by no more: it is about the same notice."""
+    is_anew = known.withdrawn_utc is not None and fact.withdrawn_utc is None
+    if is_anew or abs(fact.first_seen_utc - known.first_seen_utc) > within:
+        return fact
+    deadline = fact.deadline_utc
+    if deadline is not None and known.deadline_utc is not None and abs(deadline - known.deadline_utc) <= within:
+        deadline = known.deadline_utc
+    return fact.model_copy(update={"first_seen_utc": known.first_seen_utc, "deadline_utc": deadline})
+
+
 def same_loss(one: NoticeFact, other: NoticeFact) -> bool:
     """Whether two notices of one lease announce the same loss, so that they are one occurrence: neither is withdrawn,
     both take the node or are the same advice, and they name about the same time. What a person asks for is apart."""

@@ -151,7 +151,7 @@ def _cut_off(random: Random) -> Plan:
     if random.random() < 0.6:
         faults += (Fault(random.choice(BESIDE_A_CUT), "", at_s + 12 * random.random(), random.choice(members), 4.0),)
     node, lead_s = random.choice(first).node_id, 5.0 + 11.0 * random.random()
-    notice = Notice(at_s + 8.0 * random.random(), node, lead_s)
+    notice = Notice(at_s + 26.0 * random.random(), node, lead_s)
     return Plan(
         members,
         first,
@@ -170,7 +170,9 @@ def _at_boundary(random: Random) -> Plan:
     first = tuple(random.sample(members, 2 + (random.random() < 0.5)))
     notice = Notice(0.5 + random.random(), random.choice(first).node_id, 9.0 + 7.0 * random.random())
     of, kind = random.choice(("stays", "stays", "lead", "newcomer", "")), random.choice(AT_BOUNDARY)
-    faults = (Fault(kind, "ready", 0.7 * random.random(), random.choice(members), 1 + 9 * random.random(), of),)
+    connects = random.random() < 0.5
+    delay_s = (2.0 if connects else 0.7) * random.random()
+    faults = (Fault(kind, "ready", delay_s, random.choice(members), 1 + 9 * random.random(), of),)
     return Plan(
         members,
         first,
@@ -181,7 +183,7 @@ def _at_boundary(random: Random) -> Plan:
         chaos_s=26.0,
         link=_link(random),
         settle_s=0.1 + 0.8 * random.random(),
-        connects=random.random() < 0.5,
+        connects=connects,
     )
 
 

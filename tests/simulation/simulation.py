@@ -156,7 +156,7 @@ class Simulation(SimulatedWorld):
         roster = self.service.roster
         if roster is not None:
             self.truth.struck(roster.node_ids()[0])
-            self.service.revoke(roster.node_ids()[0])
+            self.service.start_again(roster.node_ids()[0])
 
     def rank_says(self, rank: SimRank, event: RankReported) -> None:
         """To the agent, in order. Some faults wait for it."""

@@ -305,7 +305,8 @@ class SimAgent:
     def _tell_death(self, rank: SimRank, reason: Reason | None) -> None:
         """As `agent.peer.deaths`: agents say of their own ranks that they are dead, and tell the service too."""
         record = self.participant.record
-        if rank.is_condemned or rank.stage is RankStage.LEFT:
+        is_awaited = record.active is None and record.had_permission
+        if (rank.is_condemned and not is_awaited) or rank.stage is RankStage.LEFT:
             return
         if record.active is not None and reason is not None:
             self.link.lose_rank(rank, record.active, reason)

@@ -65,6 +65,11 @@ class HandoffRow:
         """What orders it among copies of it."""
         return Copy(self.state, self.plan_revision, self.mirror_seq)
 
+    def as_loss(self) -> Loss:
+        """Why the active world is lost by it."""
+        text = f"handoff {self.handoff_id} is {self.state}: {self.reason or 'no reason given'}"
+        return Loss(text, self.ended_by, since=self.recorded_at)
+
     @property
     def roster(self) -> Roster:
         """The world that it leads to, once it is opened."""
@@ -206,14 +211,10 @@ class HandoffRows:
         found = (row for row in self.rows.values() if row.generation == generation and row.state not in over)
         return None if generation is None else next(found, None)
 
-    def broken_by(self, active: int | None) -> tuple[Loss, ...]:
-        """Why the active world is lost, by handoffs from it."""
-        return tuple(Loss(_broken_words(row), row.ended_by, since=row.recorded_at) for row in self.broken_rows(active))
-
-    def broken_rows(self, active: int | None) -> list[HandoffRow]:
-        """Handoffs from the active world that are broken."""
-        found = self.rows.values()
-        return [row for row in found if row.parent == active and row.state is HandoffState.BROKEN]
+    def broken_by(self, active: int | None, made_by: str) -> list[HandoffRow]:
+        """Those by which the active world is lost: from it, or the one that made it (`made_by`)."""
+        found = [row for row in self.rows.values() if _breaks(row, active, made_by)]
+        return sorted(found, key=lambda row: (row.recorded_at, uuid_of(row.handoff_id)))
 
     def has_generation(self, generation: int) -> bool:
         """Whether some handoff has this number."""
@@ -282,8 +283,10 @@ class HandoffRows:
             del self.rows[oldest]
 
 
-def _broken_words(row: HandoffRow) -> str:
-    return f"handoff {row.handoff_id} is {row.state}: {row.reason or 'no reason given'}"
+def _breaks(row: HandoffRow, active: int | None, made_by: str) -> bool:
+    if row.handoff_id == made_by and row.state is HandoffState.ABORTED:
+        return True
+    return row.state is HandoffState.BROKEN and (row.parent == active or row.handoff_id == made_by)
 
 
 def uuid_of(handoff_id: str) -> UUID:

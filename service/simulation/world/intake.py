@@ -49,7 +49,6 @@ class Intake:
         before = {_standing(rank) for rank in nodes.ranks_of(report.node)}
         was = None if is_new else nodes.state_of(report.node)
         if not nodes.hear(report, self.now):
-            self.restated = was is not None and was is not nodes.state_of(report.node)
             return Taken(is_news=False)
         if is_new or was is not NodeState.READY:
             self.restated = self.is_due = True
@@ -61,7 +60,10 @@ class Intake:
             told_in = None if fact.node_id == report.node else self.rows.job_id
             if self.rows.nodes.hear_notice(fact, self.now, told_in=told_in):
                 self.restated = True
-        for rank in report.ranks:
+        own = tuple(rank for rank in report.ranks if self._may_be_its_own(rank))
+        if len(own) != len(report.ranks):
+            nodes.keep_ranks(report.node, own)
+        for rank in own:
             self._note_progress(rank)
         ranks = nodes.ranks_of(report.node)
         after = {_standing(rank) for rank in ranks}
@@ -130,6 +132,11 @@ class Intake:
         return stood_in_the_way(mirror.reason, away, stopped) if found is None else found
 
     # Ranks.
+
+    def _may_be_its_own(self, rank: RankSays) -> bool:
+        """Whether the node may speak of this rank: once a world has been active, it is known who holds which."""
+        row = self.rows.generations.get(rank.generation)
+        return row is None or self.report.node in {member.node_id for member in row.roster.members[rank.rank :][:1]}
 
     def _note_progress(self, rank: RankSays) -> None:
         generations, handoffs = self.rows.generations, self.rows.handoffs

@@ -5,6 +5,7 @@ The view has what `service.jobs.queries.situation` reads from the database, as f
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from operator import attrgetter
 
 from agent.protocol.values import HandoffState
 from service.handoffs.rules import OpenHandoff
@@ -29,7 +30,8 @@ ENDING = (JobState.SUSPENDING, JobState.STOPPING)
 @dataclass(slots=True)
 class JobRow:
     """The job. `orders_seq` grows with each change of what agents are told. `error_at`: when the first rank of the
-    present world failed. `asked`, `answered`: numbers of checkpoints that were asked for, and written for that."""
+    present world failed. `revoked`: when keys of nodes were. `asked`, `answered`: numbers of checkpoints
+    that were asked for, and written for that."""
 
     state_changed_at: datetime
     state: JobState = JobState.PENDING
@@ -43,7 +45,7 @@ class JobRow:
     suspended_because: str = ""
     suspends_at: datetime | None = None
     stop_requested: bool = False
-    revoked: tuple[str, ...] = ()
+    revoked: dict[str, datetime] = field(default_factory=dict)
     checkpoint: Checkpoint | None = None
     asked: int = 0
     answered: int = 0
@@ -86,9 +88,12 @@ class JobRows:
         """Everything that the rule needs, at this moment. `steps`: where ranks do not report each of theirs."""
         job, row, world, known = self.job, self.generations.active_row, self.world(), self.known
         members = set(world.node_ids() if world else ())
-        seen, heard_since = self.nodes.seen(now), now - timedelta(seconds=self.overdue_after_s)
+        seen = sorted(self.nodes.seen(now), key=attrgetter("node_id"))
+        heard_since = now - timedelta(seconds=self.overdue_after_s)
         handoff, ended = self.handoffs.open_row(), self.handoffs.last_ended()
         targets = set(handoff.target.node_ids() if handoff is not None else ())
+        broken = self.handoffs.broken_by(known.generation, "" if row is None else row.handoff_id)
+        towards = targets.union(*(each.target.node_ids() for each in broken))
         ahead, ahead_by_member = reported.ahead_of(seen, known, members, heard_since)
         made_none = row is not None and row.first_step_at is None and row.generation > 1
         view = JobView(
@@ -98,7 +103,7 @@ class JobRows:
             decision=planned.decision,
             restart=planned.restart,
             stop_requested=job.stop_requested,
-            revoked=tuple(name for name in job.revoked if name in members),
+            revoked=() if row is None else self._revoked(members, row.created_at),
             world=world,
             source=None if row is None else row.source,
             handoff=None if handoff is None else self._as_open(handoff, seen),
@@ -107,14 +112,16 @@ class JobRows:
             leaving=reported.leaving_of(self.nodes.noticed(now), members),
             silent=reported.in_state(seen, members, NodeState.SILENT),
             gone=reported.in_state(seen, members, NodeState.GONE),
-            absent=self._absent(seen, targets),
+            absent=tuple(
+                each.node_id for each in seen if each.node_id in towards and each.state is not NodeState.READY
+            ),
             unheard=reported.unheard(seen, heard_since),
             lost_sight_of=_lost_sight_of(seen, members | targets, heard_since),
             steps_from_at=None if row is None else row.steps_from_at,
             unstepped_since=row.created_at if row is not None and made_none else None,
-            broken=self.handoffs.broken_by(self.generations.active),
+            broken=tuple(each.as_loss() for each in broken),
             errors=reported.errors_of(seen, known),
-            clues=self._clues(seen, handoff),
+            clues=self._clues(seen, handoff, broken),
             stopped=reported.stopped(seen, known),
             error_at=job.error_at,
             crashes=job.crashes,
@@ -135,12 +142,15 @@ class JobRows:
         )
         unconfirmed = reported.unconfirmed(seen, view.lost_at, heard_since)
         view = replace(view, unconfirmed=unconfirmed, told_at=self._told_at(seen, ahead))
-        view = view if steps is None else _with_steps(view, steps)
-        if job.state in (JobState.STARTING, JobState.SUSPENDED):
+        return self._with_what_counts_now(view if steps is None else _with_steps(view, steps), seen)
+
+    def _with_what_counts_now(self, view: JobView, seen: list[reported.NodeSeen]) -> JobView:
+        """The view with what is looked at in some states only."""
+        if view.state in (JobState.STARTING, JobState.SUSPENDED):
             view = replace(view, starts=self.generations.starts())
-        since = view.last_step_at
-        if job.state is JobState.RUNNING and since is not None and (now - since).total_seconds() > STALL_LEAST_S:
-            view = replace(view, at_work=reported.at_work(seen, known))
+        since, runs = view.last_step_at, view.state is JobState.RUNNING
+        if runs and since is not None and (view.now - since).total_seconds() > STALL_LEAST_S:
+            view = replace(view, at_work=reported.at_work(seen, self.known))
         return view
 
     def adopt_world(self, generation: int, reason: str, now: datetime) -> bool:
@@ -154,13 +164,6 @@ class JobRows:
 
     def _as_open(self, row: HandoffRow, seen: list[reported.NodeSeen]) -> OpenHandoff:
         return row.as_open(crosses=reported.crosses(seen, self.job_id, (row.parent, row.generation)))
-
-    def _absent(self, seen: list[reported.NodeSeen], targets: set[str]) -> tuple[str, ...]:
-        """Who is not heard of these, and of the targets of handoffs that are broken."""
-        towards = targets.union(
-            *(each.target.node_ids() for each in self.handoffs.broken_rows(self.generations.active))
-        )
-        return tuple(sorted(n.node_id for n in seen if n.node_id in towards and n.state is not NodeState.READY))
 
     def _told_at(self, seen: list[reported.NodeSeen], ahead: int | None) -> datetime | None:
         """When the handoff to generation `ahead` was told of last, if every rank of its target trains there."""
@@ -197,11 +200,17 @@ class JobRows:
             job.failed_starts = 0
         return None
 
-    def _clues(self, seen: list[reported.NodeSeen], handoff: HandoffRow | None) -> tuple[RankError, ...]:
+    def _revoked(self, members: set[str], since: datetime) -> tuple[str, ...]:
+        """Members whose keys were, since they got their place."""
+        return tuple(sorted(name for name, at in self.job.revoked.items() if name in members and at >= since))
+
+    def _clues(
+        self, seen: list[reported.NodeSeen], handoff: HandoffRow | None, broken: list[HandoffRow]
+    ) -> tuple[RankError, ...]:
         """Errors of ranks of each next world that is past its boundary."""
         active, found = self.generations.active, list[RankError]()
         open_ones = () if handoff is None or handoff.state is not HandoffState.CUTTING_OVER else (handoff,)
-        for row in (*open_ones, *self.handoffs.broken_rows(active)):
+        for row in (*open_ones, *broken):
             if row.generation is not None and row.parent == active:
                 targets = [node for node in seen if node.node_id in row.target.node_ids()]
                 found += reported.clues_of(targets, reported.ActiveWorld(self.job_id, row.generation))

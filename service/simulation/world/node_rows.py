@@ -8,16 +8,17 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from agent.protocol.notice_life import NoticeKey, bars_ranks, key_of, merge, moves_jobs, withdraw
+from agent.protocol.notice_life import NoticeKey, bars_ranks, is_open, key_of, merge, moves_jobs, withdraw
 from agent.protocol.sync import NoticeFact
 from service.jobs.reported import NodeSeen
 from service.jobs.view import Leaving
 from service.nodes.listening import Listening
 from service.nodes.rules import state_of
+from service.nodes.skew import SAME_WITHIN
 from service.nodes.tables import NodeState
-from service.notices.rules import NOTICES_OF_LEASE_MAX, over_at
+from service.notices.rules import NOTICES_OF_LEASE_MAX, PEERS_SPEAK_AGAIN, aligned, over_at, takes_node
 from service.simulation.world.moments import seconds_at, utc
-from service.simulation.world.reports import AgentReport
+from service.simulation.world.reports import AgentReport, RankSays
 
 _WORSE = {state: place for place, state in enumerate((NodeState.READY, NodeState.SILENT, NodeState.GONE))}
 
@@ -31,10 +32,11 @@ class _Notice:
 
 @dataclass(slots=True)
 class NodeRow:
-    """One node. `order`: of its newest report, incarnation and when it was sent."""
+    """One node. `since`: when its lease began; `order`: of its newest report, incarnation and when it was sent."""
 
     node_id: str
     last_seen_at: datetime
+    since: datetime
     order: tuple[int, float] = (-1, float("-inf"))
     ranks: tuple[dict[str, Any], ...] = ()
     state: NodeState = NodeState.READY
@@ -68,17 +70,29 @@ class NodeRows:
         order = (report.incarnation, report.sent_at)
         if report.incarnation < row.order[0]:
             return None
-        row.last_seen_at, row.state = now, NodeState.READY
+        row.last_seen_at = now
         if order <= row.order:
             return False
-        row.order = order
-        row.ranks = tuple(rank.as_reported(self._job_id) for rank in report.ranks)
+        if row.state is NodeState.GONE and report.incarnation != row.order[0]:
+            row.since = now  # Its agent has not lived on, and perhaps not its machine.
+        row.order, row.state = order, NodeState.READY
+        self.keep_ranks(report.node, report.ranks)
         return True
+
+    def keep_ranks(self, node: str, ranks: tuple[RankSays, ...]) -> None:
+        """What a known node says of its ranks."""
+        self._rows[node].ranks = tuple(rank.as_reported(self._job_id) for rank in ranks)
 
     def came(self, node: str, now: datetime, *, incarnation: int = 0) -> None:
         """A new machine under this name: nothing that is known of the one before holds of it. Its agent's reports have
         this incarnation or later ones; earlier ones are of the machine before."""
-        self._rows[node], self._seen_at = NodeRow(node, now, (incarnation, float("-inf"))), None
+        self._rows[node], self._seen_at = NodeRow(node, now, now, (incarnation, float("-inf"))), None
+
+    def end(self, node: str, now: datetime) -> None:
+        """It counts as gone, whether it is heard or not."""
+        row, self._seen_at = self._rows.get(node), None
+        if row is not None and row.state is not NodeState.GONE:
+            row.state, row.since, row.ranks, row.notices = NodeState.GONE, now, (), {}
 
     def forget(self, node: str) -> None:
         """A node that is gone, and for which nothing waits."""
@@ -88,19 +102,28 @@ class NodeRows:
     def hear_notice(self, fact: NoticeFact, now: datetime, *, told_in: str | None = None) -> bool:
         """Whether it is news, of a node that is known. `told_in`: the job in which a peer told it, None where the node
         or its cloud did."""
-        row, key = self._rows.get(fact.node_id), key_of(fact)
-        if row is None:
+        row = self._rows.get(fact.node_id)
+        if row is None or (told_in is not None and not _may_be_told(row, fact, now)):
             return False
+        key = key_of(fact)
         known = row.notices.get(key)
+        if told_in is None and known is not None and known.told_in is not None:
+            if fact.model_copy(update={"raw": known.fact.raw}) == known.fact:
+                known.told_in = None
+                return True
+            _forget_hearsay(row, fact)
+            known = None
+        if known is not None and told_in is not None:
+            fact = aligned(known.fact, fact, SAME_WITHIN)
         merged = merge(None if known is None else known.fact, fact)
         if known is not None and merged == known.fact:
             return False
         if known is None and len(row.notices) >= NOTICES_OF_LEASE_MAX:
             return False
         is_same = known is not None and merged.first_seen_utc == known.fact.first_seen_utc
-        recorded_at = known.recorded_at if known is not None and is_same else now
-        told = told_in if known is None or known.told_in is not None else None
-        row.notices[key] = _Notice(merged, recorded_at, told)
+        recorded_at = known.recorded_at if known is not None and is_same else _first_word(row, fact, told_in, now)
+        row.notices.pop(key, None)  # What says more of a notice stands behind the others.
+        row.notices[key] = _Notice(merged, recorded_at, told_in)
         return True
 
     def withdraw_notices(self, node: str, now: datetime) -> bool:
@@ -175,7 +198,7 @@ class NodeRows:
 
     def _row(self, node: str, now: datetime) -> NodeRow:
         if node not in self._rows:
-            self._rows[node] = NodeRow(node, now)
+            self._rows[node] = NodeRow(node, now, now)
         return self._rows[node]
 
     def _silence_s(self, row: NodeRow, now: datetime) -> float:
@@ -185,16 +208,45 @@ class NodeRows:
         silent_s = self._silence_s(row, now)
         state = state_of(silent_s, silent_after_s=self._silent_after_s, gone_after_s=self._gone_after_s)
         # Time in which nobody listened does not count, and makes nobody heard who was not.
-        stays = self._heard_at is None and _WORSE[state] < _WORSE[row.state]
+        was = row.state
+        stays = self._heard_at is None and _WORSE[state] < _WORSE[was]
         if not stays:
             row.state = state
         if row.state is NodeState.GONE:
+            row.since = row.since if was is NodeState.GONE else now
             row.ranks, row.notices = (), {}
         return NodeSeen(row.node_id, row.state, self.last_seen_at(row.node_id), row.ranks)
 
     @staticmethod
     def _open(row: NodeRow, now: datetime) -> Iterable[_Notice]:
         return (each for each in row.notices.values() if now < _over_at(each))
+
+
+def _may_be_told(row: NodeRow, fact: NoticeFact, now: datetime) -> bool:
+    """Whether a peer's word of a notice counts: not a withdrawal, not one of the machine before, and not where the node
+    itself has said something of it."""
+    known = row.notices.get(key_of(fact))
+    knows_better = known is not None and known.told_in is None and is_open(known.fact, now)
+    return fact.withdrawn_utc is None and fact.first_seen_utc >= row.since and not knows_better
+
+
+def _forget_hearsay(row: NodeRow, fact: NoticeFact) -> None:
+    """What only peers have told of a notice's kind and source: the node itself says something else."""
+    said = (fact.kind, fact.source)
+    row.notices = {
+        key: each
+        for key, each in row.notices.items()
+        if each.told_in is None or (each.fact.kind, each.fact.source) != said
+    }
+
+
+def _first_word(row: NodeRow, fact: NoticeFact, told_in: str | None, now: datetime) -> datetime:
+    """From when on it counts: what peers tell, from their first word of a loss, or of advice."""
+    if told_in is None:
+        return now
+    told = (each for each in row.notices.values() if each.told_in is not None)
+    alike = (each for each in told if takes_node(each.fact.kind) is takes_node(fact.kind))
+    return min((each.recorded_at for each in alike if now - each.recorded_at < PEERS_SPEAK_AGAIN), default=now)
 
 
 def _over_at(notice: _Notice) -> datetime:

@@ -5,7 +5,7 @@ draws no numbers and reads no clock: hosts decide when a report arrives.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Protocol
 from uuid import UUID
@@ -46,7 +46,8 @@ def setting_s(name: str) -> float:
 class Clock(Protocol):
     """A virtual clock, in seconds."""
 
-    now: float
+    @property
+    def now(self) -> float: ...
 
     def at(self, when_s: float, action: Callable[..., None], *args: object) -> None:
         """Do it then, in the order in which it was asked for."""
@@ -198,6 +199,8 @@ class SimService:
         had asked for it, if it had."""
         job, given = self.rows.job, Checkpoint(path or str(step), step, utc(at_s), seconds)
         known = job.checkpoint
+        if known is not None and known.path == given.path and seconds is None:
+            given = replace(given, seconds=known.seconds)  # It is written anew, and nobody says how long that took.
         if generation not in self.rows.generations and not self.rows.handoffs.has_generation(generation):
             return
         if known is None or known.finished_at is None or (step, utc(at_s)) > (known.step, known.finished_at):
@@ -221,7 +224,15 @@ class SimService:
 
     def revoke(self, node: str) -> None:
         """A person takes its key from a member: the job has to do without it, at once."""
-        self.rows.job.revoked = (node,)
+        now = utc(self._clock.now)
+        self.rows.job.revoked[node] = now
+        self.rows.nodes.end(node, now)
+        self._change_orders()
+        self.wake()
+
+    def start_again(self, node: str) -> None:
+        """A start that nobody needs: it counts as if this member's key was revoked, and the node stays as it is."""
+        self.rows.job.revoked[node] = utc(self._clock.now)
         self.wake()
 
     def begin_with(self, roster: Roster) -> None:
@@ -435,7 +446,8 @@ class SimService:
         generations.add(row)
         generations.active = number
         job.last_step, job.last_step_at, job.error_at = row.checkpoint_step, None, None
-        job.suspended_because, job.revoked = "", ()
+        job.suspended_because = ""
+        job.revoked.clear()
         job.set_state(JobState.STARTING, action.reason, utc(now_s))
         job.state_changed_at = utc(now_s)
 

@@ -206,6 +206,21 @@ def test_a_rank_that_says_itself_that_it_is_broken_is_dead_for_the_others_before
     assert job._host.is_condemned(0), "its end would be said again"
 
 
+def test_a_newcomer_that_is_told_to_end_at_the_boundary_is_a_death_for_those_that_wait_for_it(scene: Scene) -> None:
+    """The job is suspended, for one: the others may have agreed on the boundary before they hear of it."""
+    job = JobDriver(scene.node, JOB_ID)
+    order = replace(order_of(generation=2), parent=1, source=roster_of(1, "abc"), target=roster_of(2, FOUR))
+    for phase in (Phase.PREPARE, Phase.PERMIT):
+        promise = Promise(order.handoff_id, 2, 1, phase)
+        record = ParticipantRecord(highest_generation=2, order=replace(order, phase=phase), promise=promise)
+        job.slots.participants[0] = cast(Any, SimpleNamespace(record=record, state=ParticipantState.READY))
+        job._host.condemn(0)
+        process = RankRecord(ProcessIdentity(7, 1.0), "socket", "log", 2, 3, "origin")
+        job.slots.take_death = cast(Any, _nothing)
+        asyncio.run(job._take_rank_exit(0, KILLED, RankState(process, RankPulse(0.0), 2, 3, stage=RankStage.READY)))
+        assert bool(scene.peers.sent) is (phase is Phase.PERMIT)
+
+
 async def _nothing(*_: object) -> None:
     """The participant's part is tested elsewhere."""
 
