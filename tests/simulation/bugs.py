@@ -68,7 +68,7 @@ from service.jobs.view import JobView
 from service.simulation.world import checkpoints, handoff_rows, link
 from service.simulation.world import service as sim_service
 from service.simulation.world.ranks import SimRank
-from service.simulation.world.world import Machines
+from service.simulation.world.whole import Machines
 
 CutoverEffects = tuple[CutoverEffect, ...]
 LeaderEffects = tuple[LeaderEffect, ...]

@@ -10,7 +10,7 @@ from tests.simulation.plans import Plan
 
 if TYPE_CHECKING:
     from liver_core.layout import Member
-    from service.simulation.world.rank_cutover import CuttingRank
+    from service.simulation.world.parts import RankInPause
     from service.simulation.world.virtual_time import VirtualTime
 
 CHECKPOINT_EVERY = 5
@@ -69,13 +69,13 @@ class SeededConditions:
             return STALLS_S
         return 0.2 + 2.0 * self.random.random()
 
-    def read_s(self, rank: CuttingRank, until: float) -> float:
+    def read_s(self, rank: RankInPause, until: float) -> float:
         """Seconds that a read takes; a slow one ends a little before or after its deadline."""
         if self.takes_fault("slow read", rank.member):
             return max(0.1, until - self.clock.now + 0.6 * self.random.random() - 0.2)
         return 0.1 + 0.8 * self.random.random()
 
-    def switch_s(self, rank: CuttingRank) -> float:
+    def switch_s(self, rank: RankInPause) -> float:
         """At once."""
         return 0.0
 

@@ -12,7 +12,7 @@ from liver_core.layout import Member, ParallelLayout, Roster
 from service.planner.inputs import PlannerDecision, PlannerVerdict
 
 if TYPE_CHECKING:
-    from service.simulation.world.agents import SimAgent
+    from service.simulation.world.parts import Agent
     from tests.simulation.simulation import Simulation
 
 NODES_LEAST = 2
@@ -23,7 +23,7 @@ ENDPOINTS_S, BUILD_S, MARGIN_S = 0.3, 1.5, 0.5
 class SeedPlanner:
     """What the leader of one agent asks."""
 
-    def __init__(self, simulation: Simulation, agent: SimAgent) -> None:
+    def __init__(self, simulation: Simulation, agent: Agent) -> None:
         self._simulation, self._agent = simulation, agent
 
     def candidates(self, source: Roster, leaving: Iterable[str]) -> tuple[str, ...]:

@@ -24,10 +24,12 @@ from liver_core.layout import Member, ParallelLayout, Roster
 from service.jobs.view import JobLimits
 from service.simulation.world.agents import SimAgent, is_bound
 from service.simulation.world.observer import Violation
+from service.simulation.world.parts import Agent, Rank
 from service.simulation.world.ranks import SimRank
 from service.simulation.world.reports import Planned
 from service.simulation.world.service import Hooks, ServicePeriods, SimJob, SimService
-from service.simulation.world.world import Machines, SimulatedWorld
+from service.simulation.world.whole import Machines
+from service.simulation.world.world import SimulatedWorld
 from service.simulation.world.worlds import SimWorld
 from tests.simulation.conditions import SeededConditions
 from tests.simulation.planning import SeedPlanner, decision, ladder_inputs
@@ -126,7 +128,7 @@ class Simulation(SimulatedWorld):
 
     # What the world asks for.
 
-    def planner(self, agent: SimAgent) -> SeedPlanner:
+    def planner(self, agent: Agent) -> SeedPlanner:
         """What the leader of this agent asks about the job."""
         return SeedPlanner(self, agent)
 
@@ -158,7 +160,7 @@ class Simulation(SimulatedWorld):
             self.truth.struck(roster.node_ids()[0])
             self.service.start_again(roster.node_ids()[0])
 
-    def rank_says(self, rank: SimRank, event: RankReported) -> None:
+    def rank_says(self, rank: Rank, event: RankReported) -> None:
         """To the agent, in order. Some faults wait for it."""
         super().rank_says(rank, event)
         for fault in self.waiting_faults:

@@ -22,11 +22,10 @@ from tests.simulation.notice_watch import NoticeWatch
 from tests.simulation.planning import ladder_inputs
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from liver_core.layout import Member
-    from service.simulation.world.agents import SimAgent
-    from service.simulation.world.rank_cutover import CuttingRank
-    from service.simulation.world.ranks import SimRank
-    from service.simulation.world.worlds import SimWorld
+    from service.simulation.world.parts import Agent, Rank, RankInPause, World
     from tests.simulation.simulation import Simulation
 
 BUSY = (
@@ -98,7 +97,7 @@ class Truth(Observer):
 
     # Agents that lead, and what the service does about a loss.
 
-    def leader_begins(self, agent: SimAgent, leader: Leader) -> None:
+    def leader_begins(self, agent: Agent, leader: Leader) -> None:
         """Its proposer's events are counted too."""
         proposer, handle = leader.own.proposer, leader.own.proposer.handle
 
@@ -164,7 +163,7 @@ class Truth(Observer):
 
     # H3, H5: steps.
 
-    def step_applied(self, rank: CuttingRank, world: SimWorld, *, at_cutover: bool) -> None:
+    def step_applied(self, rank: RankInPause, world: World, *, at_cutover: bool) -> None:
         """`rank` stepped from `rank.version - 1` to `rank.version` in `world`."""
         self.steps += 1
         if not world.is_begun:
@@ -179,7 +178,7 @@ class Truth(Observer):
         if owner != world.generation:
             raise Violation(f"H3: version {rank.version} was stepped to in generations {owner} and {world.generation}")
 
-    def gradients_whole(self, rank: CuttingRank) -> None:
+    def gradients_whole(self, rank: RankInPause) -> None:
         """`rank` is about to apply a step."""
         if rank.partial:
             raise Violation(f"H1: {rank} applies a step that was dropped before its gradients were whole")
@@ -202,7 +201,7 @@ class Truth(Observer):
         """An agent has heard that the service has started `generation`, and has carried out what follows."""
         self.fences[member] = max(self.fences.get(member, 0), generation)
 
-    def persisted(self, member: Member, record: ParticipantRecord, rank: SimRank | None) -> None:
+    def persisted(self, member: Member, record: ParticipantRecord, rank: Rank | None) -> None:
         """A participant has written its record. What had no permission cannot have met a boundary: it is not broken,
         unless its rank says so."""
         self.giving_up[member] = record.replaced is not None
@@ -226,14 +225,14 @@ class Truth(Observer):
         if generation < self.fences.get(member, 0):
             raise Violation(f"H6: {member} starts generation {generation}, it knows of {self.fences[member]}")
 
-    def _first_step_of_start(self, rank: CuttingRank, world: SimWorld) -> None:
+    def _first_step_of_start(self, rank: RankInPause, world: World) -> None:
         if world.generation < self.newest_start:
             raise Violation(f"H3: {rank} begins generation {world.generation} beside the newer {self.newest_start}")
         self.newest_start = world.generation
 
     # The decision.
 
-    def step_after_boundary(self, rank: CuttingRank, handoff_id: str, record: Decision, *, in_target: bool) -> None:
+    def step_after_boundary(self, rank: RankInPause, handoff_id: str, record: Decision, *, in_target: bool) -> None:
         """`rank` is about to apply the step that a cutover was about."""
         if rank.decision_read is Decision.UNDECIDED:
             raise Violation(f"step before the decision was read: {rank} in {handoff_id}")
@@ -242,7 +241,7 @@ class Truth(Observer):
         if record.goes is not in_target:
             raise Violation(f"H3: {rank} steps in the {'target' if in_target else 'source'} world after {record}")
 
-    def decided(self, order: Order, decision: Decision, held: dict[Member, SimRank], version: int) -> None:
+    def decided(self, order: Order, decision: Decision, held: Mapping[Member, Rank], version: int) -> None:
         """The decision record was written for the first time."""
         self._is_in_time(order)
         if not decision.goes:
@@ -267,7 +266,7 @@ class Truth(Observer):
         if seen and not slow and len(seen) == len(dead) and now - min(seen) > TOLD_WITHIN_S:
             raise Violation(f"pause: {order.handoff_id} is decided {now - min(seen):.1f} s after a death that was seen")
 
-    def fell(self, rank: CuttingRank, order: Order) -> None:
+    def fell(self, rank: RankInPause, order: Order) -> None:
         """`rank` can go on in no world. After a rescue has released its leavers, only a second failure may bring it so
         far; without a fault in the run there is none, unless the service has started the job again: that ends ranks.
         A rank that was certified and reads GO has all it needs."""
@@ -285,7 +284,7 @@ class Truth(Observer):
         if not building.disturbed and (early or complete or not (plan.faults or plan.network[0])):
             raise Violation(f"lost after the release: {rank} falls in {order.handoff_id}, though nothing else failed")
 
-    def boundary_passed(self, rank: CuttingRank, order: Order, *, dropped: bool) -> None:
+    def boundary_passed(self, rank: RankInPause, order: Order, *, dropped: bool) -> None:
         """`rank` learned that the boundary of `order` was agreed."""
         if (rank.member, order.handoff_id) not in self.permitted:
             raise Violation(f"boundary without permission: {rank} cuts over in {order.handoff_id}")
@@ -303,22 +302,22 @@ class Truth(Observer):
         if rung is not rank.rung:
             raise Violation(f"mixed rungs: {rank} cuts over {rank.rung}, others {rung}")
 
-    def build_begins(self, rank: SimRank) -> None:
+    def build_begins(self, rank: Rank) -> None:
         """`rank` takes memory for a next world: there is room for one."""
         if rank.worlds_dropping or rank.building:
             raise Violation(f"memory: {rank} builds a next world while another one has its memory")
 
-    def newcomer_goes(self, rank: SimRank) -> None:
+    def newcomer_goes(self, rank: Rank) -> None:
         """`rank` cuts over to its first world: its participant must be able to say so."""
         order = rank.pending.order
         if order is None or rank.pending._permission != (order.handoff_id, order.plan_revision):
             raise Violation(f"boundary without permission: the newcomer {rank} cuts over")
 
-    def stays(self, rank: SimRank) -> None:
+    def stays(self, rank: Rank) -> None:
         """All ranks of its world have agreed to cut over, and `rank` does not."""
         raise Violation(f"left alone: {rank} trains on, and the others cut over")
 
-    def streams(self, rank: SimRank) -> None:
+    def streams(self, rank: Rank) -> None:
         """`rank` begins to stream."""
         if not self.simulation.plan.link.one_sided:
             raise Violation(f"ladder: {rank} streams over a transport that has no one-sided reads")
@@ -332,7 +331,7 @@ class Truth(Observer):
             for attempt, (wanted, rung) in self.rung_at_boundary.items()
         ]
 
-    def first_step(self, rank: CuttingRank, order: Order) -> None:
+    def first_step(self, rank: RankInPause, order: Order) -> None:
         """`rank` has made its first step in the world of `order`."""
         self.first_steps.setdefault(attempt_of(order), set()).add(rank.member)
 
@@ -342,7 +341,7 @@ class Truth(Observer):
         """A proposer is about to open it."""
         self.attempts[handoff_id] = proposer
 
-    def report_spoken(self, report: Report, journal: ParticipantRecord, rank: SimRank | None) -> None:
+    def report_spoken(self, report: Report, journal: ParticipantRecord, rank: Rank | None) -> None:
         """A participant says something: all of it must be on its disk, and true of its rank."""
         if report.stage is Stage.READY:
             self.said_ready.add((attempt_of(report), report.plan_revision, report.member))
@@ -370,7 +369,7 @@ class Truth(Observer):
         if owner != promise.handoff_id:
             raise Violation(f"H6: {report.member} took generation {promise.generation} for two handoffs")
 
-    def _ready_is_true(self, report: Report, rank: SimRank | None) -> None:
+    def _ready_is_true(self, report: Report, rank: Rank | None) -> None:
         """Ready: built, and certified where it streams; a fall to the next rung is named."""
         if rank is None or not rank.alive or rank.order is None or rank.order.handoff_id != report.handoff_id:
             return
@@ -420,7 +419,7 @@ class Truth(Observer):
         if passed is not None and order.plan_revision != passed and order.phase is not Phase.ABORT:
             raise Violation(f"amended: {order.handoff_id} says revision {order.plan_revision} after the boundary")
 
-    def rank_prepares(self, rank: SimRank, order: Order) -> None:
+    def rank_prepares(self, rank: Rank, order: Order) -> None:
         """A rank is told to prepare; only one handoff at a time, for the roster that it truly steps in."""
         held = rank.order
         busy = rank.stage in BUSY
@@ -442,7 +441,7 @@ class Truth(Observer):
             if (attempt_of(order), order.plan_revision, member) not in self.said_ready:
                 raise Violation(f"permission for {order.handoff_id} before {member} said that it is ready")
 
-    def left(self, rank: CuttingRank, handoff_id: str) -> None:
+    def left(self, rank: RankInPause, handoff_id: str) -> None:
         """A rank leaves because it has no part in what goes on: it must know what that is."""
         if rank.decision_read is Decision.UNDECIDED:
             raise Violation(f"left before the decision was read: {rank} in {handoff_id}")
@@ -469,6 +468,6 @@ def _copied(wanted: Rung) -> str:
     return f"stop_and_copy after {wanted}" if wanted.streams else "stop_and_copy"
 
 
-def _has_a_part(rank: SimRank, order: Order) -> bool:
+def _has_a_part(rank: Rank, order: Order) -> bool:
     """Whether it cuts over, or has done so."""
     return rank.order is not None and rank.order.handoff_id == order.handoff_id and rank.stage in _PAST

@@ -21,11 +21,9 @@ from service.simulation.machines.spent_time import Doing, SpentTime
 from service.simulation.world.observer import Attempt, Observer, attempt_of
 
 if TYPE_CHECKING:
-    from service.simulation.world.agents import SimAgent
-    from service.simulation.world.rank_cutover import CuttingRank
+    from service.simulation.world.parts import Agent, RankInPause, World
     from service.simulation.world.service import SimService
     from service.simulation.world.virtual_time import VirtualTime
-    from service.simulation.world.worlds import SimWorld
 
 REFUSED_MAX = 10_000
 
@@ -164,7 +162,7 @@ class Books(Observer):
         if self.standing is not None and name in self.standing.roster.node_ids():
             self._loses_rank()
 
-    def world_lost(self, world: SimWorld) -> None:
+    def world_lost(self, world: World) -> None:
         """Whoever is in a collective of it hangs, until that is felt."""
         if self._is_standing(world.generation):
             self._loses_rank()
@@ -178,13 +176,13 @@ class Books(Observer):
         if self.spent.doing is Doing.TRAINING or not standing.begun:
             self._does(Doing.STANDING)
 
-    def world_begins(self, world: SimWorld) -> None:
+    def world_begins(self, world: World) -> None:
         """It trains from now on, or again."""
         if self._is_standing(world.generation) and self.standing is not None and not self.standing.is_lost:
             self.standing.begun = True
             self._does(Doing.TRAINING)
 
-    def world_ends(self, world: SimWorld) -> None:
+    def world_ends(self, world: World) -> None:
         """Its ranks end at a boundary."""
         if self._is_standing(world.generation):
             self._does_nothing()
@@ -210,7 +208,7 @@ class Books(Observer):
 
     # Cutovers.
 
-    def boundary_passed(self, rank: CuttingRank, order: Order, *, dropped: bool) -> None:
+    def boundary_passed(self, rank: RankInPause, order: Order, *, dropped: bool) -> None:
         """The first rank learns that the pause has begun."""
         now, standing = self._clock.now, self.standing
         if attempt_of(order) in self._pauses or standing is None or not self._is_standing(order.parent):
@@ -220,7 +218,7 @@ class Books(Observer):
             self.spent.drop(now, self.spent.stepped_s(now) % step_s)
         self._does(Doing.PAUSED)
 
-    def goes(self, rank: CuttingRank, order: Order, *, again: bool) -> None:
+    def goes(self, rank: RankInPause, order: Order, *, again: bool) -> None:
         """The first rank has read GO. What a rescue builds comes before what the change loses."""
         now, pause, source = self._clock.now, self._pauses.get(attempt_of(order)), self.standing
         if pause is None or source is None or not self._is_standing(order.parent):
@@ -235,7 +233,7 @@ class Books(Observer):
             if not self._is_up(name):
                 self.loses_node(name)
 
-    def step_after_boundary(self, rank: CuttingRank, handoff_id: str, record: Decision, *, in_target: bool) -> None:
+    def step_after_boundary(self, rank: RankInPause, handoff_id: str, record: Decision, *, in_target: bool) -> None:
         """NO-GO: a world that goes on, but has lost a rank, stands."""
         standing = self.standing
         is_back = not in_target and rank.world is not None and self._is_standing(rank.world.generation)
@@ -244,7 +242,7 @@ class Books(Observer):
 
     # Handoffs.
 
-    def leader(self, agent: SimAgent, event: LeaderEvent, effects: tuple[LeaderEffect, ...]) -> None:
+    def leader(self, agent: Agent, event: LeaderEvent, effects: tuple[LeaderEffect, ...]) -> None:
         """What follows from it for the handoff that this agent leads."""
         now = self._clock.now
         for effect in effects:
@@ -276,7 +274,7 @@ class Books(Observer):
             change_s = self.standing.layout.change_s
             self.spent.drop(self._clock.now, min(change_s, BUILD_GUESS_SHARE * seconds))
 
-    def said(self, agent: SimAgent, text: str, about: str) -> None:
+    def said(self, agent: Agent, text: str, about: str) -> None:
         """What can be opened is said as well, but is about nothing in particular."""
         if about and about != self._about.get(agent.name) and len(self.refused) < REFUSED_MAX:
             self.refused.append((self._clock.now, text))

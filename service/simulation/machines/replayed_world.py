@@ -16,13 +16,12 @@ from service.simulation.machines.spent_time import Doing, SpentTime
 from service.simulation.machines.steady import SteadyConditions
 from service.simulation.replay_ledger import JOB
 from service.simulation.replay_setup import ReplaySetup
-from service.simulation.world.agents import SimAgent
 from service.simulation.world.observer import Attempt, attempt_of
+from service.simulation.world.parts import Agent, World
 from service.simulation.world.reports import Planned, SteadyHost, Steps
 from service.simulation.world.reports import Proposal as Wanted
 from service.simulation.world.service import Hooks, SimJob, SimService, setting_s
 from service.simulation.world.world import SimulatedWorld
-from service.simulation.world.worlds import SimWorld
 
 HOP_S = 0.02
 """Of a message. None is lost."""
@@ -177,14 +176,14 @@ class ReplayedWorld(SimulatedWorld):
         share = self.times.part_of_step(layout.layout)
         return None if share is None or not self._step_of(layout) else share * self._step_of(layout)
 
-    def step_s(self, world: SimWorld) -> float:
+    def step_s(self, world: World) -> float:
         """The first one of a start is over when its ranks have loaded and made it."""
         layout = self.books.layouts[world.generation]
         if world.is_begun:
             return self._step_of(layout)
         return max(0.0 if self.books.is_first_start(world.generation) else self.times.restart_s, layout.change_s)
 
-    def part_s(self, world: SimWorld) -> float:
+    def part_s(self, world: World) -> float:
         """All of it where it cannot be dropped."""
         part_s = self._part_of(self.books.layouts[world.generation]) if world.is_begun else None
         return part_s or self.step_s(world)
@@ -195,7 +194,7 @@ class ReplayedWorld(SimulatedWorld):
 
     # What the world asks for.
 
-    def planner(self, agent: SimAgent) -> ReplayPlanner:
+    def planner(self, agent: Agent) -> ReplayPlanner:
         """The policy."""
         return ReplayPlanner(self.planned, self.ladder, self.digest_of_layout)
 

@@ -12,7 +12,7 @@ from service.simulation.machines.change_times import ChangeTimes, prepared_in_s,
 
 if TYPE_CHECKING:
     from liver_core.layout import Member
-    from service.simulation.world.rank_cutover import CuttingRank
+    from service.simulation.world.parts import RankInPause
 
 UNHURRIED_LEAST_S = 180.0
 NEVER = sys.maxsize
@@ -84,7 +84,7 @@ class SteadyConditions:
         order = self.order_of(member)
         return max(0.0, prepared_in_s(order.rung, self.ladder_of(order)) - self._times.build_s)
 
-    def read_s(self, rank: CuttingRank, until: float) -> float:
+    def read_s(self, rank: RankInPause, until: float) -> float:
         """Of a target; nobody else reads."""
         order = rank.order
         assert order is not None
@@ -92,7 +92,7 @@ class SteadyConditions:
             return 0.0
         return read_in_s(rank.rung if order.streams else order.rung, self.ladder_of(order))
 
-    def switch_s(self, rank: CuttingRank) -> float:
+    def switch_s(self, rank: RankInPause) -> float:
         """The pause ends when the change has lost what its layout says."""
         assert rank.order is not None
         return max(0.0, self.pause_left_s(rank.order))

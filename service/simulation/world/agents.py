@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, assert_never
+from typing import TypeVar, TypeVarTuple, assert_never
 
 from agent.protocol.sync import NoticeFact
 from liver_core.handoff import Order, Participant, ParticipantRecord, Phase, RankStage, Reason, Report, Stage
@@ -39,10 +39,13 @@ from service.simulation.world.leading import Leading
 from service.simulation.world.link import ServiceLink
 from service.simulation.world.mirrors import Mirrors
 from service.simulation.world.observer import Violation
+from service.simulation.world.parts import Rank
 from service.simulation.world.ranks import SimRank
 from service.simulation.world.reports import Mirror
-from service.simulation.world.whole import SimulatedWorld
+from service.simulation.world.whole import Whole
 
+Ts = TypeVarTuple("Ts")
+Effect = TypeVar("Effect")
 TICK_S = 0.5
 RARELY_S, LATE_S = 10.0, 0.05
 """Where no message is lost nothing has to be done again more often; deadlines are looked at when they are over."""
@@ -52,9 +55,7 @@ NEVER = 1_000_000
 class SimAgent:
     """`journal` and what `link`, `leading` and `mirrors` keep are on its disk."""
 
-    def __init__(
-        self, simulation: SimulatedWorld, member: Member, record: ParticipantRecord, *, incarnation: int = 1
-    ) -> None:
+    def __init__(self, simulation: Whole, member: Member, record: ParticipantRecord, *, incarnation: int = 1) -> None:
         self.simulation = simulation
         self.member = member
         self.name = member.node_id
@@ -72,9 +73,9 @@ class SimAgent:
         self.given_up: list[SimRank] = []  # for starts
         self.ticked_for: ParticipantRecord | None = None
         self.participant = self._new_participant()
-        self.mirrors = Mirrors(self)
-        self.link = ServiceLink(self)
-        self.leading = Leading(self)
+        self.mirrors = Mirrors(self, simulation)
+        self.link = ServiceLink(self, simulation, self.mirrors)
+        self.leading = Leading(self, simulation, self.mirrors, self.link)
 
     def begin(self) -> None:
         """It works from now on."""
@@ -134,7 +135,7 @@ class SimAgent:
             message = replace(message, deadline_utc=self.now - 1.0)
         self.handle(OrderReceived(message))
 
-    def does(self, action: Callable[..., None], *args: object) -> None:
+    def does(self, action: Callable[[*Ts], None], *args: *Ts) -> None:
         """What its process does when it has its turn: not while it is gone, later while it is stopped, and in the order
         in which it came."""
         if not self.up:
@@ -163,7 +164,7 @@ class SimAgent:
         self.carry_out(effects, self._carry_out)
         self.stir()
 
-    def carry_out(self, effects: Iterable[Any], do: Callable[[Any], None]) -> None:
+    def carry_out(self, effects: Iterable[Effect], do: Callable[[Effect], None]) -> None:
         """One after the other, until the process is gone."""
         incarnation = self.incarnation
         for effect in effects:
@@ -186,34 +187,34 @@ class SimAgent:
             case PrepareRank(order=order):
                 if self.rank is None or not self.rank.alive or (self.rank.world is None and self.rank.order != order):
                     self._spawn(order)
-                self._command("prepare", order)
+                self._command(SimRank.prepare, order)
             case StartRank(order=order):
                 sim.launch(self, order)
             case SetReadyTag(handoff_id=handoff_id, plan_revision=revision, tag=tag):
-                self._command("permit", handoff_id, revision, tag)
+                self._command(SimRank.permit, handoff_id, revision, tag)
             case ClearReadyTag(handoff_id=handoff_id):
-                self._command("withdraw", handoff_id)
+                self._command(SimRank.withdraw, handoff_id)
             case AbortRank(handoff_id=handoff_id, reason=reason):
-                if not self._command("abort", handoff_id, reason):
+                if not self._command(SimRank.abort, handoff_id, reason):
                     sim.clock.after(0.05, self._no_process)
             case RetireRank(handoff_id=handoff_id):
-                self._command("retire", handoff_id)
+                self._command(SimRank.retire, handoff_id)
             case StopRank(at_once=True):
                 self._condemn()
                 if (down_s := sim.conditions.dies_for_s("rank to be ended")) is not None:
                     self.crash(down_s)
-                elif not self._command("exit"):
+                elif not self._command(SimRank.exit):
                     sim.clock.after(0.05, self._no_process)
             case StopRank():
                 self._condemn()
                 if sim.conditions.chance(0.5):
                     sim.repeat_old_orders(self)
-                if not self._command("stop"):
+                if not self._command(SimRank.stop):
                     sim.clock.after(0.05, self._no_process)
             case QueryRank():
                 if sim.conditions.takes_fault("rank slow to answer", self.member):
                     return
-                if not self._command("status"):
+                if not self._command(SimRank.status):
                     sim.clock.after(0.05, self._no_process)
             case _:
                 assert_never(effect)
@@ -251,30 +252,30 @@ class SimAgent:
         self.rank.belongs_to = order.generation
         return self.rank
 
-    def _command(self, name: str, *args: object) -> bool:
+    def _command(self, command: Callable[[SimRank, *Ts], None], *args: *Ts) -> bool:
         """To the rank, in order, also when the agent dies meanwhile. False when there is no process."""
         rank = self.rank
         if rank is None or not rank.alive:
             return False
         clock = self.simulation.clock
         rank.commands_until = max(rank.commands_until, clock.now + 0.01 + 0.05 * self.simulation.draw())
-        clock.after(rank.commands_until - clock.now, self._deliver, rank, name, args)
+        clock.after(rank.commands_until - clock.now, self._deliver, rank, command, *args)
         return True
 
-    def _deliver(self, rank: SimRank, name: str, args: tuple[object, ...]) -> None:
+    def _deliver(self, rank: SimRank, command: Callable[[SimRank, *Ts], None], *args: *Ts) -> None:
         if rank.alive:
-            getattr(rank, name)(*args)
+            command(rank, *args)
 
     def _no_process(self) -> None:
         if self.rank is None or not self.rank.alive:
             self.handle(RankDied(Reason("there is no such process", "supervise", self._rank_number())))
 
-    def rank_reported(self, rank: SimRank, event: RankReported) -> None:
+    def rank_reported(self, rank: Rank, event: RankReported) -> None:
         """Its rank has said where it stands."""
         if rank is self.rank:
             self.does(self._hears, rank, event)
 
-    def _hears(self, rank: SimRank, event: RankReported) -> None:
+    def _hears(self, rank: Rank, event: RankReported) -> None:
         record = self.participant.record
         gives_up = event.stage is RankStage.ABORTED and record.active is None
         if event.stage is RankStage.BROKEN or (gives_up and record.had_permission):
@@ -282,12 +283,12 @@ class SimAgent:
         self.handle(event)
         self.link.tell_rank()
 
-    def rank_exited(self, rank: SimRank, reason: Reason) -> None:
+    def rank_exited(self, rank: Rank, reason: Reason) -> None:
         """A process has ended, which its agent sees."""
         if rank is self.rank:
             self.does(self._sees_end, rank, reason)
 
-    def _sees_end(self, rank: SimRank, reason: Reason) -> None:
+    def _sees_end(self, rank: Rank, reason: Reason) -> None:
         if rank is self.rank:
             self._tell_death(rank, reason)
             self.handle(RankDied(reason))
@@ -300,9 +301,9 @@ class SimAgent:
     def end_rank(self) -> None:
         """The job is stopped or suspended: the rank ends at a boundary, with the others of its world."""
         self._condemn()
-        self._command("end_after_step")
+        self._command(SimRank.end_after_step)
 
-    def _tell_death(self, rank: SimRank, reason: Reason | None) -> None:
+    def _tell_death(self, rank: Rank, reason: Reason | None) -> None:
         """As `agent.peer.deaths`: agents say of their own ranks that they are dead, and tell the service too."""
         record = self.participant.record
         is_awaited = record.active is None and record.had_permission
@@ -321,7 +322,7 @@ class SimAgent:
     def hear_of_death(self, generation: int, member: Member) -> None:
         """Another agent has seen that its rank of this world is dead: the rank here is told."""
         if self.is_going:
-            self._command("hear_of_death", generation, member)
+            self._command(SimRank.hear_of_death, generation, member)
 
     def _rank_number(self) -> int:
         active = self.journal.active

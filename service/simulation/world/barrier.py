@@ -6,27 +6,28 @@ from liver_core.handoff import Cutover, Order, Reason, Rung
 from liver_core.handoff.cutover import BarrierFailed, BarrierPassed, Level
 from liver_core.layout import Member
 from service.simulation.world.observer import voters
-from service.simulation.world.whole import CuttingRank, SimulatedWorld
+from service.simulation.world.parts import RankInPause
+from service.simulation.world.surroundings import Surroundings
 
 
 class Barrier:
     """The MIN over the target world of one handoff, or over the survivors; each rank may see it fail on its own."""
 
-    def __init__(self, simulation: SimulatedWorld, order: Order) -> None:
+    def __init__(self, simulation: Surroundings, order: Order) -> None:
         self.simulation = simulation
         self.order = order
         self.levels: dict[Member, Level] = {}
-        self.ranks: dict[Member, CuttingRank] = {}
+        self.ranks: dict[Member, RankInPause] = {}
         self.machines: dict[Member, Cutover | None] = {}
         self.members = voters(order)
         self.answered: set[Member] = set()
 
-    def count_in(self, rank: CuttingRank) -> None:
+    def count_in(self, rank: RankInPause) -> None:
         """The part of a rank that holds everything is here, but the result does not reach it."""
         self.levels[rank.member] = Level.EVERYTHING
         self._complete()
 
-    def enter(self, rank: CuttingRank, level: Level, until: float) -> None:
+    def enter(self, rank: RankInPause, level: Level, until: float) -> None:
         if rank.member in self.levels:
             self.simulation.clock.after(0.1, self._timed_out, rank)
             return
@@ -53,13 +54,13 @@ class Barrier:
                     delay_s += 3.0 * self.simulation.draw()  # It votes through the store, which may be slow.
                 clock.after(delay_s, peer.answer, self.machines[peer.member], BarrierPassed(level))
 
-    def hear_of_death(self, rank: CuttingRank, dead: Member) -> None:
+    def hear_of_death(self, rank: RankInPause, dead: Member) -> None:
         """`rank` is told that another one is dead: it waits for it no more."""
         waits = rank.member in self.ranks and rank.member not in self.answered
         if waits and dead in self.members and dead not in self.levels:
             self._timed_out(rank)
 
-    def _timed_out(self, rank: CuttingRank) -> None:
+    def _timed_out(self, rank: RankInPause) -> None:
         missing = [member for member in self.members if member not in self.levels]
         name = f"{missing[0]} did not come" if missing else "the collective failed"
         self.answered.add(rank.member)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from liver_core.handoff import FailedPart, FailureCause, Order, Reason
 from liver_core.handoff.cutover import TargetBuilt
-from service.simulation.world.whole import CuttingRank, SimulatedWorld
+from service.simulation.world.parts import RankInPause
+from service.simulation.world.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from liver_core.handoff import Cutover
@@ -19,16 +20,16 @@ ANSWER_S = 0.2
 class Building:
     """One per target of a rescue. Who fails says so in the store, as far as it can."""
 
-    def __init__(self, simulation: SimulatedWorld, order: Order) -> None:
+    def __init__(self, simulation: Surroundings, order: Order) -> None:
         self.simulation = simulation
         self.order = order
-        self.entered: dict[Member, tuple[CuttingRank, Cutover | None]] = {}
+        self.entered: dict[Member, tuple[RankInPause, Cutover | None]] = {}
         self.entered_at: dict[Member, float] = {}
         self.arrived: set[Member] = set()
         self.known_at = math.inf  # by then every rank that lives knows that all have arrived
         self.disturbed = False  # something that is no fault of the machines is in the way
 
-    def enter(self, rank: CuttingRank) -> None:
+    def enter(self, rank: RankInPause) -> None:
         """`rank` knows that the leavers are released."""
         sim = self.simulation
         self.entered[rank.member], self.entered_at[rank.member] = (rank, rank.cutover), sim.clock.now
@@ -40,7 +41,7 @@ class Building:
         self.disturbed = self.disturbed or build_s > self.order.cutover.build_s
         sim.clock.after(build_s, self._arrive, rank)
 
-    def _arrive(self, rank: CuttingRank) -> None:
+    def _arrive(self, rank: RankInPause) -> None:
         if not rank.alive:
             return
         self.arrived.add(rank.member)
@@ -59,7 +60,7 @@ class Building:
             delay_s = 0.01 + ANSWER_S * self.simulation.draw()
             self.simulation.clock.after(delay_s, each.answer, machine, TargetBuilt())
 
-    def _fail(self, reason: Reason, first: CuttingRank) -> None:
+    def _fail(self, reason: Reason, first: RankInPause) -> None:
         """Whoever fails knows it; the others hear of it now and then, else their own limit ends it."""
         for rank, machine in self.entered.values():
             if rank is first or self.simulation.draw() < 0.5:

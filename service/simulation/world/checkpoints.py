@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 from liver_core.handoff.generations import may_replace
 from liver_core.handoff.participant_events import RankStage
-from service.simulation.world.whole import SimRank, SimulatedWorld, SimWorld
+from service.simulation.world.parts import Rank, World
+from service.simulation.world.surroundings import Surroundings
 
 AGAIN_S = 0.2
 USUAL_S, SLOW_S = 1.0, 25.0
@@ -20,7 +21,7 @@ SHARE_OF_SLOW = 0.5
 class Checkpoints:
     """Of all worlds of one run. One world writes one at a time."""
 
-    def __init__(self, simulation: SimulatedWorld) -> None:
+    def __init__(self, simulation: Surroundings) -> None:
         self.simulation = simulation
         self.random = simulation.draws("checkpoints")
         self.under_way: set[int] = set()
@@ -28,7 +29,11 @@ class Checkpoints:
         self.version = 0  # of the newest
         self.announced: list[int] = []  # starts whose ranks have begun
 
-    def begin(self, world: SimWorld, ranks: list[SimRank]) -> None:
+    def announce(self, start: int) -> None:
+        """A rank of this start has begun."""
+        self.announced.append(start)
+
+    def begin(self, world: World, ranks: list[Rank]) -> None:
         """A snapshot of the version that all ranks have just reached."""
         if world.generation in self.under_way:
             return
@@ -36,12 +41,12 @@ class Checkpoints:
         most_s = SLOW_S if self.random.random() < SHARE_OF_SLOW else USUAL_S
         self.simulation.clock.after(most_s * self.random.random(), self._publish, world, ranks, ranks[0].version)
 
-    def publish_now(self, world: SimWorld, version: int) -> None:
+    def publish_now(self, world: World, version: int) -> None:
         """Of a world that ends."""
         if not is_replaced_by(self.announced, world.generation):
             self._published(world, version)
 
-    def _publish(self, world: SimWorld, ranks: list[SimRank], version: int) -> None:
+    def _publish(self, world: World, ranks: list[Rank], version: int) -> None:
         sim = self.simulation
         if not all(rank.alive or rank.stage is RankStage.LEFT for rank in ranks):
             self.under_way.discard(world.generation)
@@ -55,7 +60,7 @@ class Checkpoints:
         self.under_way.discard(world.generation)
         self._published(world, version)
 
-    def _published(self, world: SimWorld, version: int) -> None:
+    def _published(self, world: World, version: int) -> None:
         sim = self.simulation
         self.published += 1
         self.version = max(self.version, version)
@@ -64,7 +69,7 @@ class Checkpoints:
         sim.note(f"generation {world.generation} publishes the checkpoint of version {version}")
 
 
-def may_publish(ranks: Iterable[SimRank]) -> bool:
+def may_publish(ranks: Iterable[Rank]) -> bool:
     """Whether the job cannot have been started elsewhere."""
     return any(rank.has_lease for rank in ranks)
 

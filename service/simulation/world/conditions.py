@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from service.simulation.world.whole import CuttingRank
+from service.simulation.world.parts import RankInPause
 
 if TYPE_CHECKING:
     from liver_core.layout import Member
@@ -77,10 +77,10 @@ class Conditions(Protocol):
         """Until what streams to a rank has converged."""
         ...
 
-    def read_s(self, rank: CuttingRank, until: float) -> float:
+    def read_s(self, rank: RankInPause, until: float) -> float:
         """What a read takes that must end then."""
         ...
 
-    def switch_s(self, rank: CuttingRank) -> float:
+    def switch_s(self, rank: RankInPause) -> float:
         """From GO to the first step in the next world."""
         ...

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from liver_core.handoff import Order, Reason, Rung
 from liver_core.handoff.participant_events import RankStage
-from service.simulation.world.whole import SimRank, SimulatedWorld
+from service.simulation.world.parts import Rank
+from service.simulation.world.store import SimStore
+from service.simulation.world.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from liver_core.layout import Member
@@ -22,16 +24,16 @@ STREAMING_SHARE = 0.6
 class Convergence:
     """One per revision of a handoff whose state streams."""
 
-    def __init__(self, simulation: SimulatedWorld, order: Order) -> None:
+    def __init__(self, simulation: Surroundings, order: Order, store: SimStore) -> None:
         self.simulation = simulation
         self.order = order
-        self.store = simulation.store(order)
+        self.store = store
         self.converged: set[Member] = set()
         self.verdict: Rung | None = None
         self.reason: Reason | None = None
-        self._waiting: list[tuple[SimRank, int]] = []
+        self._waiting: list[tuple[Rank, int]] = []
 
-    def enter(self, rank: SimRank) -> None:
+    def enter(self, rank: Rank) -> None:
         """`rank` is built. It streams if it is a target, and waits for the verdict in any case."""
         sim = self.simulation
         number = rank.build_number
@@ -47,7 +49,7 @@ class Convergence:
         else:
             sim.clock.after(stream_s, self._converge, rank, number)
 
-    def _converge(self, rank: SimRank, number: int) -> None:
+    def _converge(self, rank: Rank, number: int) -> None:
         sim = self.simulation
         if not self._counts(rank, number):
             return
@@ -61,7 +63,7 @@ class Convergence:
         else:
             self._write(rank, number, self.order.rung, None)
 
-    def _write(self, rank: SimRank, number: int, wish: Rung, reason: Reason | None) -> None:
+    def _write(self, rank: Rank, number: int, wish: Rung, reason: Reason | None) -> None:
         """Compare-and-set on the verdict; the rung of the order is written when the last target has converged."""
         sim = self.simulation
         if not self._counts(rank, number):
@@ -81,7 +83,7 @@ class Convergence:
             for each, its_number in waiting:
                 sim.clock.after(0.0, self._ask, each, its_number)
 
-    def _ask(self, rank: SimRank, number: int) -> None:
+    def _ask(self, rank: Rank, number: int) -> None:
         sim = self.simulation
         if not self._counts(rank, number):
             return
@@ -92,6 +94,6 @@ class Convergence:
         else:
             sim.clock.after(ASK_AGAIN_S * (0.2 + sim.draw()), self._ask, rank, number)
 
-    def _counts(self, rank: SimRank, number: int) -> bool:
+    def _counts(self, rank: Rank, number: int) -> bool:
         """Whether the rank still streams for this revision."""
         return rank.alive and number in rank.building and rank.stage is RankStage.STREAMING

@@ -56,8 +56,11 @@ from liver_core.handoff.proposer_events import (
     Tick,
 )
 from liver_core.layout import Roster
+from service.simulation.world.link import ServiceLink
+from service.simulation.world.mirrors import Mirrors
 from service.simulation.world.moments import seconds_at, utc
-from service.simulation.world.whole import SimAgent
+from service.simulation.world.parts import Agent
+from service.simulation.world.whole import Whole
 
 STORE_S, ASK_S, MISSED_S = 0.1, 0.05, 1.0
 """Until a store listens; until others have answered; until an agent that is not reached counts as missed."""
@@ -70,8 +73,8 @@ UNREACHED_TRIES_S = 1.0
 class Leading:
     """Of one agent. `proposer_record` is on its disk; all else is gone when its process is."""
 
-    def __init__(self, agent: SimAgent) -> None:
-        self._agent, self._sim = agent, agent.simulation
+    def __init__(self, agent: Agent, simulation: Whole, mirrors: Mirrors, link: ServiceLink) -> None:
+        self._agent, self._sim, self._mirrors, self._link = agent, simulation, mirrors, link
         self.proposer_record = ProposerRecord()
         self._begin(None)
 
@@ -96,9 +99,13 @@ class Leading:
 
     def restart(self) -> None:
         """Only what the disk has is left."""
-        agent = self._agent
-        agent.mirrors.restart(self.proposer_record)
-        self._begin(agent.mirrors.led(self.proposer_record))
+        self._mirrors.restart(self.proposer_record)
+        self._begin(self._mirrors.led(self.proposer_record))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no handoff is open or being opened here."""
+        return self.leader.own.is_idle
 
     # What it hears.
 
@@ -118,7 +125,7 @@ class Leading:
         if notice is None:
             return
         self._is_news = True
-        self._agent.link.note(notice)
+        self._link.note(notice)
         if notice.withdrawn_utc is not None and notice.node_id == self._agent.name:
             self.hear(OwnNoticeWithdrawn())
 
@@ -133,7 +140,7 @@ class Leading:
         if self.leader.own.proposer.record.proposal is None:
             self._unreached.clear()
             return
-        self._agent.mirrors.say_stale(self.leader.own)
+        self._mirrors.say_stale(self.leader.own)
         self.hear(PeersUnreachable(self._look_for_peers()))
         self.hear(Tick())
 
@@ -141,7 +148,7 @@ class Leading:
         """When time alone may change what it does: it leads, tries again after a while, or is not bound while a node of
         the job's world will go."""
         agent, now = self._agent, self._sim.clock.now
-        if not self.leader.own.is_idle:
+        if not self.is_idle:
             return self._lead_due_s()
         due_s = self.leader.next_deadline - agent.skew_s
         due_s = due_s if due_s > now else math.inf
@@ -167,10 +174,10 @@ class Leading:
         """Where this node will go: what it has led is told to the first that stays."""
         agent = self._agent
         going = {fact.node_id for fact in self.notices.moving(utc(agent.now))} if self.notices.all() else set()
-        if agent.name not in going or not agent.mirrors.waiting:
+        if agent.name not in going or not self._mirrors.waiting:
             return
         world = agent.participant.record.order.target if agent.participant.record.order else self.world()
-        agent.mirrors.relay(() if world is None else tuple(name for name in world.node_ids() if name not in going))
+        self._mirrors.relay(() if world is None else tuple(name for name in world.node_ids() if name not in going))
 
     def give_way(self, started: int) -> None:
         """The service has started this world."""
@@ -187,7 +194,7 @@ class Leading:
     def consider(self) -> None:
         """What is due now, given what is known."""
         agent = self._agent
-        if not agent.is_going or not agent.link.runs or self._knows_nothing():
+        if not agent.is_going or not self._link.runs or self._knows_nothing():
             return
         self.notices.drop_ended(utc(agent.now))
         world = self.world()
@@ -195,13 +202,13 @@ class Leading:
             return
         known, self._is_news = self._known(world), False
         self.hear(known)
-        wanted = agent.link.wanted
+        wanted = self._link.wanted
         if wanted is not None and agent.is_going:
             self.hear(wanted)
 
     def _knows_nothing(self) -> bool:
         """Whether there is nothing to look at, nor was there when it looked last: that would change nothing."""
-        idle = self.leader.own.is_idle and not self._is_news and self._agent.link.wanted is None
+        idle = self.is_idle and not self._is_news and self._link.wanted is None
         nothing = idle and not self.notices.all()
         knew_nothing, self._knew_nothing = self._knew_nothing, nothing
         return nothing and knew_nothing
@@ -209,7 +216,7 @@ class Leading:
     def world(self) -> Roster | None:
         """The job's world, as this node knows it: where every member goes, a node without a rank leads."""
         agent = self._agent
-        active, told = agent.journal.active, agent.link.roster
+        active, told = agent.journal.active, self._link.roster
         if active is None and told is not None and agent.name not in told.node_ids():
             return told if agent.newest_world() <= told.generation else None
         return active
@@ -228,7 +235,7 @@ class Leading:
             promised=promised and Promised(promised.proposer_id, frozenset(promised.target.node_ids())),
             is_starting=self._is_starting(),
             knows_pace=agent.rank is not None or world.generation in self._paces,
-            used=max(agent.link.next_generation - 1, record.highest_generation),
+            used=max(self._link.next_generation - 1, record.highest_generation),
             news=self._is_news,
         )
 
@@ -270,7 +277,7 @@ class Leading:
         agent.stir()
 
     def _say_open(self) -> None:
-        self._agent.mirrors.say_open(self.leader.own)
+        self._mirrors.say_open(self.leader.own)
 
     def carry_out_one(self, effect: LeaderEffect) -> None:
         agent, sim = self._agent, self._sim
@@ -295,11 +302,11 @@ class Leading:
                 if (down_s := sim.conditions.dies_for_s("end kept")) is not None:
                     agent.crash(down_s)
                     return
-                agent.mirrors.say_ended(effect)
-                agent.link.sync_soon()
+                self._mirrors.say_ended(effect)
+                self._link.sync_soon()
             case Decline(handoff_id=handoff_id, reason=reason):
                 sim.note(f"{agent.name} declines {handoff_id}: {reason}")
-                agent.link.decline(handoff_id, reason)
+                self._link.decline(handoff_id, reason)
             case Say(text=text, about=about):
                 sim.observer.said(agent, text, about)
             case Refused(reason=reason):
@@ -323,8 +330,8 @@ class Leading:
         self._unkept = None
         if opened is not None:
             sim.observer.opened(opened.proposal.handoff_id, agent.name)
-            agent.mirrors.opens(opened.proposal, opened.generation, opened.purpose)
-            agent.link.sync_soon()
+            self._mirrors.opens(opened.proposal, opened.generation, opened.purpose)
+            self._link.sync_soon()
             if (down_s := sim.conditions.dies_for_s("handoff opened")) is not None:
                 agent.crash(down_s)
                 return

@@ -16,9 +16,11 @@ from liver_core.handoff.generations import first_of
 from liver_core.handoff.leader_events import HandoffWanted, Plan
 from liver_core.layout import Roster
 from service.ledger.rules import OVER
+from service.simulation.world.mirrors import Mirrors
 from service.simulation.world.moments import seconds_at
+from service.simulation.world.parts import Agent, Rank
 from service.simulation.world.reports import AgentReport, DeclinedProposal, Orders, RankSays, Taken
-from service.simulation.world.whole import SimAgent, SimRank
+from service.simulation.world.whole import Whole
 
 SYNC_S, ANSWER_S = 1.0, 4.0
 """How often an agent reports, and how long it waits for an answer."""
@@ -31,8 +33,8 @@ MISSING_RANK_S = 5.0
 class ServiceLink:
     """Of one agent. `orders` are on its disk, and what it has to tell; all else is gone with its process."""
 
-    def __init__(self, agent: SimAgent) -> None:
-        self._agent, self._sim = agent, agent.simulation
+    def __init__(self, agent: Agent, simulation: Whole, mirrors: Mirrors) -> None:
+        self._agent, self._sim, self._mirrors = agent, simulation, mirrors
         self.orders: Orders | None = None
         self._declined: dict[str, str] = {}
         self._lost: RankSays | None = None
@@ -66,7 +68,7 @@ class ServiceLink:
         if orders is None or orders.desired is not DesiredState.RUN:
             return orders is not None and orders.desired is DesiredState.RUN
         is_due = orders.suspends_at is not None and agent.now >= orders.suspends_at
-        is_free = agent.leading.leader.own.is_idle and agent.participant.record.promise is None
+        is_free = agent.leading.is_idle and agent.participant.record.promise is None
         return not (is_due and is_free)
 
     @property
@@ -137,7 +139,7 @@ class ServiceLink:
             del self._declined[next(iter(self._declined))]
         self.sync_soon()
 
-    def lose_rank(self, rank: SimRank, world: Roster, reason: Reason) -> None:
+    def lose_rank(self, rank: Rank, world: Roster, reason: Reason) -> None:
         """The agent has seen that its rank of this world has ended, and nobody had told it to."""
         number, killed = world.rank_of(rank.member) or 0, reason.cause is not None and reason.cause.signal is not None
         signal = reason.cause.signal if killed and reason.cause is not None else None
@@ -185,7 +187,7 @@ class ServiceLink:
             sim.clock.now,
             incarnation,
             ranks,
-            tuple(agent.mirrors.waiting.values()),
+            tuple(self._mirrors.waiting.values()),
             tuple(DeclinedProposal(name, reason) for name, reason in self._declined.items()),
             tuple(self._notices.values()),
         )
@@ -222,7 +224,7 @@ class ServiceLink:
             return
         self._asks_until = 0.0
         self.heard_at, self._there_at = max(self.heard_at, report.sent_at), -math.inf
-        agent.mirrors.take_answer(taken.acknowledged)
+        self._mirrors.take_answer(taken.acknowledged)
         if taken.is_news:
             for declined in report.declined:
                 self._declined.pop(declined.handoff_id, None)

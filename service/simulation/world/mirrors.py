@@ -15,8 +15,9 @@ from liver_core.handoff.leader_events import Purpose
 from liver_core.handoff.own_handoffs import Led, OwnHandoffs
 from liver_core.handoff.proposer_events import HandoffEnded, Proposal
 from liver_core.layout import Roster
+from service.simulation.world.parts import Agent
 from service.simulation.world.reports import Mirror
-from service.simulation.world.whole import SimAgent
+from service.simulation.world.whole import Whole
 
 NEWS_S = 10.0
 """An open handoff is told again so often."""
@@ -26,8 +27,8 @@ KEPT_MAX = 64
 class Mirrors:
     """Of one agent. `kept` is on its disk, `waiting` in its memory: the newest copy of each handoff."""
 
-    def __init__(self, agent: SimAgent) -> None:
-        self._agent = agent
+    def __init__(self, agent: Agent, simulation: Whole) -> None:
+        self._agent, self._sim = agent, simulation
         self.kept: dict[str, Mirror] = {}
         self.waiting: dict[str, Mirror] = {}
         self._over: set[str] = set()  # of those that are kept
@@ -53,7 +54,7 @@ class Mirrors:
                 rung=proposal.rung,
                 cause=proposal.cause,
                 store_node=agent.name,
-                layout=agent.simulation.layout_of(proposal),
+                layout=self._sim.layout_of(proposal),
             )
         )
 
@@ -76,7 +77,7 @@ class Mirrors:
                 superseded=before.superseded or (led is not None and led.superseded),
                 decision=tally.decision(),
                 reason=record.reason,
-                layout=self._agent.simulation.layout_of(proposal),
+                layout=self._sim.layout_of(proposal),
             )
         )
 
@@ -100,12 +101,12 @@ class Mirrors:
 
     def relay(self, to: tuple[str, ...]) -> None:
         """As `agent.link.relay`: a node that will go has others tell what it may not live to tell."""
-        agent, network = self._agent, self._agent.simulation.network
+        agent, network = self._agent, self._sim.network
         waiting = tuple(self.waiting.values())
         name = next((each for each in to if network.reaches(agent.name, each)), None)
         if waiting and name is not None and waiting != self._relayed:
             self._relayed = waiting
-            network.tell(agent.name, name, agent.simulation.agent(name).take_relayed, waiting)
+            network.tell(agent.name, name, self._sim.agent(name).take_relayed, waiting)
 
     def take_relayed(self, mirrors: tuple[Mirror, ...]) -> None:
         """What another node has led is told from here too."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVarTuple
 
 from liver_core.handoff import Order, Report
 from liver_core.layout import from_json, to_json
-from service.simulation.world.whole import SimulatedWorld
+from service.simulation.world.virtual_time import VirtualTime
 
+Ts = TypeVarTuple("Ts")
 SENT_UTC = 1_700_000_000.0
 """The clock of the simulation begins at zero; what is sent is of this century."""
 HOP_LEAST_S = 0.005
@@ -17,12 +19,12 @@ WIRE_EVERY = 61
 
 
 class Network:
-    """Between nodes by name. `loss`, `repeat`: shares of messages; A message takes `least_s`, and at most
-    `delay_s` more. `cut_off`: the nodes that the
-    service does not hear, and whether other agents do not hear them either."""
+    """Between nodes by name. `is_going`: whether the agent of one is there. `loss`, `repeat`: shares of messages. A
+    message takes `least_s`, and at most `delay_s` more. `cut_off`: the nodes that the service does not hear, and
+    whether other agents do not hear them either."""
 
-    def __init__(self, simulation: SimulatedWorld) -> None:
-        self.simulation = simulation
+    def __init__(self, clock: VirtualTime, draw: Callable[[], float], is_going: Callable[[str], bool]) -> None:
+        self._clock, self._draw, self._is_going = clock, draw, is_going
         self.loss = self.repeat = 0.0
         self.least_s, self.delay_s = HOP_LEAST_S, 0.05
         self.service_away = False
@@ -31,7 +33,7 @@ class Network:
 
     def hop_s(self) -> float:
         """How long one message takes this time."""
-        return self.least_s + self.delay_s * self.simulation.draw()
+        return self.least_s + self.delay_s * self._draw()
 
     def passes(self, source: str, target: str) -> bool:
         """Whether anything gets from one node to another at all."""
@@ -39,7 +41,7 @@ class Network:
 
     def reaches(self, source: str, target: str) -> bool:
         """Whether the agent of one node gets an answer from that of the other."""
-        return self.passes(source, target) and self.simulation.agent(target).is_going
+        return self.passes(source, target) and self._is_going(target)
 
     def reaches_service(self, name: str) -> bool:
         """Whether a node and the service hear each other."""
@@ -49,7 +51,7 @@ class Network:
         self, source: str, target: str, deliver: Callable[[Order | Report], None], message: Order | Report
     ) -> None:
         """Deliver `message` never, once or twice, at any time within the delay."""
-        draw = self.simulation.draw
+        draw = self._draw
         self.sent += 1
         if not self.passes(source, target) or (self.loss and draw() < self.loss):
             return
@@ -57,12 +59,12 @@ class Network:
             deadline_utc, issued_at = SENT_UTC + message.deadline_utc, SENT_UTC + message.issued_at
             sent = replace(message, deadline_utc=deadline_utc, issued_at=issued_at)
             assert from_json(type(sent), to_json(sent)) == sent
-        self.simulation.clock.after(self.hop_s(), deliver, message)
+        self._clock.after(self.hop_s(), deliver, message)
         if self.repeat and draw() < self.repeat:
-            self.simulation.clock.after(HOP_LEAST_S + 6 * self.delay_s * draw(), deliver, message)
+            self._clock.after(HOP_LEAST_S + 6 * self.delay_s * draw(), deliver, message)
 
-    def tell(self, source: str, target: str, deliver: Callable[..., None], *message: object) -> None:
+    def tell(self, source: str, target: str, deliver: Callable[[*Ts], None], *message: *Ts) -> None:
         """What is sent until it has arrived, for a while: it is lost only where nothing passes."""
         if self.passes(source, target):
-            late_s = 1.0 if self.loss and self.simulation.draw() < self.loss else 0.0
-            self.simulation.clock.after(late_s + self.hop_s(), deliver, *message)
+            late_s = 1.0 if self.loss and self._draw() < self.loss else 0.0
+            self._clock.after(late_s + self.hop_s(), deliver, *message)

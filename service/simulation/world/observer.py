@@ -17,9 +17,11 @@ from liver_core.handoff.pending import PendingState
 from liver_core.handoff.pending_events import PendingEvent
 from liver_core.handoff.proposer import ProposerState
 from liver_core.handoff.proposer_events import HandoffEnded, ProposerEvent, ProposerRecord
-from service.simulation.world.whole import CuttingRank, SimAgent, SimRank, SimWorld
+from service.simulation.world.parts import Agent, Rank, RankInPause, World
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from liver_core.layout import Member
     from service.jobs.causes import FirstCause
 
@@ -45,35 +47,35 @@ class Observer:
 
     # Agents that lead.
 
-    def leader_begins(self, agent: SimAgent, leader: Leader) -> None:
+    def leader_begins(self, agent: Agent, leader: Leader) -> None:
         """A process of an agent has made its leader."""
 
-    def leader(self, agent: SimAgent, event: LeaderEvent, effects: tuple[LeaderEffect, ...]) -> None:
+    def leader(self, agent: Agent, event: LeaderEvent, effects: tuple[LeaderEffect, ...]) -> None:
         """It has taken an event, and is about to carry out what follows."""
 
-    def said(self, agent: SimAgent, text: str, about: str) -> None:
+    def said(self, agent: Agent, text: str, about: str) -> None:
         """People are told this."""
 
     # Worlds.
 
-    def world_begins(self, world: SimWorld) -> None:
+    def world_begins(self, world: World) -> None:
         """All ranks of a world train in it: a start has made its first step, or they have all come from a handoff."""
 
-    def world_lost(self, world: SimWorld) -> None:
+    def world_lost(self, world: World) -> None:
         """A rank of it is gone: no step comes any more."""
 
-    def world_ends(self, world: SimWorld) -> None:
+    def world_ends(self, world: World) -> None:
         """All of its ranks were told to end, and are about to."""
 
     # Steps.
 
-    def gradients_whole(self, rank: CuttingRank) -> None:
+    def gradients_whole(self, rank: RankInPause) -> None:
         """`rank` is about to apply a step."""
 
-    def step_applied(self, rank: CuttingRank, world: SimWorld, *, at_cutover: bool) -> None:
+    def step_applied(self, rank: RankInPause, world: World, *, at_cutover: bool) -> None:
         """`rank` stepped from `rank.version - 1` to `rank.version` in `world`."""
 
-    def first_step(self, rank: CuttingRank, order: Order) -> None:
+    def first_step(self, rank: RankInPause, order: Order) -> None:
         """`rank` has made its first step in the world of `order`."""
 
     def checkpoint_published(self, generation: int, version: int) -> None:
@@ -95,10 +97,10 @@ class Observer:
 
     # Words and what is on disk.
 
-    def persisted(self, member: Member, record: ParticipantRecord, rank: SimRank | None) -> None:
+    def persisted(self, member: Member, record: ParticipantRecord, rank: Rank | None) -> None:
         """A participant has written its record."""
 
-    def report_spoken(self, report: Report, journal: ParticipantRecord, rank: SimRank | None) -> None:
+    def report_spoken(self, report: Report, journal: ParticipantRecord, rank: Rank | None) -> None:
         """A participant is about to say something."""
 
     def agent_restored(self, member: Member, journal: ParticipantRecord) -> None:
@@ -115,37 +117,37 @@ class Observer:
 
     # A rank in a handoff.
 
-    def rank_prepares(self, rank: SimRank, order: Order) -> None:
+    def rank_prepares(self, rank: Rank, order: Order) -> None:
         """A rank is told to prepare."""
 
-    def build_begins(self, rank: SimRank) -> None:
+    def build_begins(self, rank: Rank) -> None:
         """`rank` is about to take memory for a next world."""
 
-    def streams(self, rank: SimRank) -> None:
+    def streams(self, rank: Rank) -> None:
         """`rank` begins to stream."""
 
-    def newcomer_goes(self, rank: SimRank) -> None:
+    def newcomer_goes(self, rank: Rank) -> None:
         """`rank` cuts over to its first world."""
 
-    def boundary_passed(self, rank: CuttingRank, order: Order, *, dropped: bool) -> None:
+    def boundary_passed(self, rank: RankInPause, order: Order, *, dropped: bool) -> None:
         """`rank` learned that the boundary of `order` was agreed."""
 
-    def stays(self, rank: SimRank) -> None:
+    def stays(self, rank: Rank) -> None:
         """All ranks of its world have agreed to cut over, and `rank` does not."""
 
-    def decided(self, order: Order, decision: Decision, held: dict[Member, SimRank], version: int) -> None:
+    def decided(self, order: Order, decision: Decision, held: Mapping[Member, Rank], version: int) -> None:
         """The decision record was written for the first time."""
 
-    def goes(self, rank: CuttingRank, order: Order, *, again: bool) -> None:
+    def goes(self, rank: RankInPause, order: Order, *, again: bool) -> None:
         """`rank` has read GO. `again`: the batch at the boundary is to be done once more."""
 
-    def step_after_boundary(self, rank: CuttingRank, handoff_id: str, record: Decision, *, in_target: bool) -> None:
+    def step_after_boundary(self, rank: RankInPause, handoff_id: str, record: Decision, *, in_target: bool) -> None:
         """`rank` is about to apply the step that a cutover was about."""
 
-    def left(self, rank: CuttingRank, handoff_id: str) -> None:
+    def left(self, rank: RankInPause, handoff_id: str) -> None:
         """A rank leaves since it has no part in what goes on."""
 
-    def fell(self, rank: CuttingRank, order: Order) -> None:
+    def fell(self, rank: RankInPause, order: Order) -> None:
         """`rank` can go on in no world."""
 
 

@@ -37,7 +37,8 @@ from liver_core.handoff.cutover import (
 from liver_core.handoff.pending_events import CutoverEnded, PendingEvent
 from liver_core.layout import Member
 from service.simulation.world.observer import attempt_of
-from service.simulation.world.whole import SimulatedWorld, SimWorld
+from service.simulation.world.parts import RankInPause, World
+from service.simulation.world.whole import Whole
 
 CUTTING_OVER_DELAY_S = 0.25
 _FELT = FailureCause(FailedPart.PEER)
@@ -49,11 +50,11 @@ class CuttingRank:
     """One process, as far as it cuts over. `version`, `value`: its training state; `held_version`, `held_value`: what
     it holds for the next world, -1 where nothing. `partial`: the step was dropped, so that gradients are not whole."""
 
-    def __init__(self, simulation: SimulatedWorld, member: Member) -> None:
+    def __init__(self, simulation: Whole, member: Member) -> None:
         self.simulation = simulation
         self.member = member
         self.alive = True
-        self.world: SimWorld | None = None
+        self.world: World | None = None
         self.version = 0
         self.value = 1
         self.order: Order | None = None  # of the newest handoff, also when that is over
@@ -94,7 +95,7 @@ class CuttingRank:
         """It can go on in no world."""
 
     @abstractmethod
-    def apply_step(self, world: SimWorld, *, at_cutover: bool = False) -> None:
+    def apply_step(self, world: World, *, at_cutover: bool = False) -> None:
         """One optimizer step in `world`."""
 
     @abstractmethod
@@ -207,10 +208,10 @@ class CuttingRank:
             case _:
                 assert_never(effect)
 
-    def _read_done(self, machine: Cutover) -> None:
+    def _read_done(self, machine: Cutover | None) -> None:
         """The reads are over: what they gave depends on which sources were still there."""
         sim, order = self.simulation, self.order
-        if not self.alive or order is None or self.cutover is not machine:
+        if not self.alive or order is None or machine is None or self.cutover is not machine:
             return
         assert order.source is not None
         if self.member not in order.target.members:
@@ -273,7 +274,7 @@ class CuttingRank:
         sim.clock.after(max(0.0, self._read_until - sim.clock.now - 0.1), self._read_done, machine)
         return True
 
-    def _rescue(self, order: Order, sources: Sequence[CuttingRank | None]) -> None:
+    def _rescue(self, order: Order, sources: Sequence[RankInPause | None]) -> None:
         """A survivor has read its share of what only leavers hold; when one of them died, before or after that."""
         lost = any(rank is None or not rank.alive for rank in sources)
         late = self.simulation.conditions.takes_fault("gradients late", self.member)
@@ -291,7 +292,7 @@ class CuttingRank:
         self.held_version = self.cutover_version
         self.held_value = self.simulation.value(self.cutover_version) if whole else -1
 
-    def _hold(self, sources: Sequence[CuttingRank | None]) -> None:
+    def _hold(self, sources: Sequence[RankInPause | None]) -> None:
         living = [rank for rank in sources if rank is not None and rank.alive]
         source = self if self.world is not None else (living[0] if living else None)
         self.held_version = self.cutover_version
@@ -302,9 +303,9 @@ class CuttingRank:
         if self.simulation.conditions.takes_fault("corrupt", self.member):
             self.held_value ^= 1
 
-    def _certified(self, machine: Cutover) -> None:
+    def _certified(self, machine: Cutover | None) -> None:
         order = self.order
-        if not self.alive or order is None or self.cutover is not machine:
+        if not self.alive or order is None or machine is None or self.cutover is not machine:
             return
         equal = self.held_value == self.simulation.value(self.held_version)
         sim = self.simulation
@@ -332,7 +333,7 @@ class CuttingRank:
         else:
             self._switch(redo)
 
-    def _switch_later(self, machine: Cutover, redo: Reason | None) -> None:
+    def _switch_later(self, machine: Cutover | None, redo: Reason | None) -> None:
         if self.alive and machine is self.cutover:
             self._switch(redo)
 

@@ -47,8 +47,9 @@ from liver_core.handoff.pending_events import (
 from liver_core.handoff.ready_tag import Agreement
 from liver_core.layout import Member
 from service.simulation.world.observer import attempt_of
+from service.simulation.world.parts import World
 from service.simulation.world.rank_cutover import CuttingRank
-from service.simulation.world.whole import SimulatedWorld, SimWorld
+from service.simulation.world.whole import Whole
 
 _BUILDING = (RankStage.PREPARING, RankStage.STREAMING, RankStage.PREPARED, RankStage.READY)
 SLOW_DROP_S, POLL_S, IMPORT_S = 4.0, 0.3, 0.3
@@ -60,7 +61,7 @@ RESERVE_S = 4.0
 class SimRank(CuttingRank):
     """One process. Its control thread takes commands, its main thread steps or cuts over."""
 
-    def __init__(self, simulation: SimulatedWorld, member: Member) -> None:
+    def __init__(self, simulation: Whole, member: Member) -> None:
         super().__init__(simulation, member)
         self.pending = simulation.machines.pending(member, trains=False)
         self.entering = False
@@ -81,7 +82,7 @@ class SimRank(CuttingRank):
         """Of the newest build."""
         return self.pending.build
 
-    def trains_in(self, world: SimWorld) -> None:
+    def trains_in(self, world: World) -> None:
         """This process has had a world from the beginning."""
         self.world = world
         self.pending = self.simulation.machines.pending(self.member, trains=True)
@@ -349,7 +350,7 @@ class SimRank(CuttingRank):
         """Whether it holds a step lease."""
         return self.simulation.clock.now < self.leased_until
 
-    def begin_training(self, world: SimWorld, version: int) -> None:
+    def begin_training(self, world: World, version: int) -> None:
         """All ranks of the start have loaded the checkpoint."""
         self.trains_in(world)
         self.version = version
@@ -421,7 +422,7 @@ class SimRank(CuttingRank):
         self.version += count
         self.value = self.simulation.value(self.version) if is_right else -1
 
-    def apply_step(self, world: SimWorld, *, at_cutover: bool = False) -> None:
+    def apply_step(self, world: World, *, at_cutover: bool = False) -> None:
         """One optimizer step in `world`. One that is handed over needs no step lease."""
         self.simulation.observer.gradients_whole(self)
         self.version += 1

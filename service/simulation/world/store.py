@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from liver_core.handoff import Decision, FailedPart, FailureCause, Order, Reason
 from liver_core.handoff.cutover import BoundaryAgreed, DecisionRead, StoreUnreachable
-from service.simulation.world.whole import CuttingRank, SimulatedWorld
+from service.simulation.world.parts import RankInPause
+from service.simulation.world.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from liver_core.handoff import Cutover
@@ -18,7 +19,7 @@ TIMEOUT_S = 0.7
 class SimStore:
     """One per handoff, on the node that leads it. Once dead it stays dead; a rank may be cut off from it."""
 
-    def __init__(self, simulation: SimulatedWorld, order: Order) -> None:
+    def __init__(self, simulation: Surroundings, order: Order) -> None:
         self.simulation = simulation
         self.order = order
         self.alive = True
@@ -28,7 +29,7 @@ class SimStore:
         self.boundary: BoundaryAgreed | None = None  # for newcomers
         self.cut_off: dict[str, float] = {}  # node -> until
 
-    def ask(self, rank: CuttingRank, machine: Cutover | None, wish: Decision) -> None:
+    def ask(self, rank: RankInPause, machine: Cutover | None, wish: Decision) -> None:
         """Compare-and-set `undecided -> wish`; a wish of UNDECIDED only reads."""
         sim = self.simulation
         if not self.reaches(rank) or sim.draw() < sim.network.loss:
@@ -36,7 +37,7 @@ class SimStore:
             return
         sim.clock.after(0.01 + 0.1 * sim.draw(), self._serve, rank, machine, wish)
 
-    def _serve(self, rank: CuttingRank, machine: Cutover | None, wish: Decision) -> None:
+    def _serve(self, rank: RankInPause, machine: Cutover | None, wish: Decision) -> None:
         sim = self.simulation
         if not self.alive:
             self._fail(rank, machine)
@@ -51,7 +52,7 @@ class SimStore:
             return
         sim.clock.after(0.01 + 0.1 * sim.draw(), rank.answer, machine, DecisionRead(self.record))
 
-    def reaches(self, rank: CuttingRank) -> bool:
+    def reaches(self, rank: RankInPause) -> bool:
         """Whether the rank would get an answer now."""
         sim, name, keeper = self.simulation, rank.member.node_id, self.order.proposer_id
         passes = sim.network.passes(name, keeper) and self.cut_off.get(name, 0.0) <= sim.clock.now
@@ -63,7 +64,7 @@ class SimStore:
         keeper = self.simulation.agent(self.order.proposer_id)
         self.simulation.clock.after(0.05, keeper.does, keeper.leading.store_died, self.order.generation)
 
-    def _fail(self, rank: CuttingRank, machine: Cutover | None) -> None:
+    def _fail(self, rank: RankInPause, machine: Cutover | None) -> None:
         lost = FailureCause(FailedPart.STORE)
         reason = Reason("the store does not answer", "decision", rank=rank.cutover_rank, cause=lost)
         sim = self.simulation

@@ -2,6 +2,9 @@
 
 import heapq
 from collections.abc import Callable
+from typing import TypeVarTuple
+
+Ts = TypeVarTuple("Ts")
 
 ACTIONS_MAX = 5_000_000
 """Between two events of a trace; more of them are a loop."""
@@ -15,12 +18,12 @@ class VirtualTime:
         self._due: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._number = 0
 
-    def at(self, when_s: float, action: Callable[..., None], *args: object) -> None:
+    def at(self, when_s: float, action: Callable[[*Ts], None], *args: *Ts) -> None:
         """Not before now."""
         self._number += 1
         heapq.heappush(self._due, (max(when_s, self.now), self._number, action, args))
 
-    def after(self, seconds: float, action: Callable[..., None], *args: object) -> None:
+    def after(self, seconds: float, action: Callable[[*Ts], None], *args: *Ts) -> None:
         self.at(self.now + seconds, action, *args)
 
     @property

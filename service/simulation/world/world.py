@@ -7,24 +7,19 @@ what happens.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 from agent.protocol.sync import NoticeFact, NoticeKind
 from liver_core.handoff import (
-    Cutover,
     FailedPart,
     FailureCause,
     Order,
-    Participant,
     ParticipantRecord,
     Phase,
     Reason,
 )
 from liver_core.handoff.cutover import BoundaryAgreed
-from liver_core.handoff.leader import Leader
 from liver_core.handoff.leader_events import Planner
 from liver_core.handoff.participant_events import RankReported
-from liver_core.handoff.pending import Pending
 from liver_core.handoff.proposer_events import Proposal
 from liver_core.layout import Member, Roster
 from service.simulation.world.agents import SimAgent
@@ -32,27 +27,20 @@ from service.simulation.world.barrier import Barrier
 from service.simulation.world.building import Building
 from service.simulation.world.checkpoints import Checkpoints
 from service.simulation.world.conditions import Conditions, Draws
+from service.simulation.world.connecting import Connecting
 from service.simulation.world.convergence import Convergence
 from service.simulation.world.moments import seconds_at, utc
 from service.simulation.world.network import Network
 from service.simulation.world.observer import Attempt, Observer, attempt_of
+from service.simulation.world.parts import Agent, Rank, World
 from service.simulation.world.ranks import SimRank
 from service.simulation.world.reports import Proposal as Wanted
 from service.simulation.world.service import SimService
 from service.simulation.world.starts import Starts
 from service.simulation.world.store import SimStore
 from service.simulation.world.virtual_time import VirtualTime
-from service.simulation.world.worlds import Connecting, SimWorld
-
-
-@dataclass(frozen=True, slots=True)
-class Machines:
-    """The machines that hosts run; a planted bug replaces one."""
-
-    leader: type[Leader] = Leader
-    participant: type[Participant] = Participant
-    cutover: type[Cutover] = Cutover
-    pending: type[Pending] = Pending
+from service.simulation.world.whole import Machines
+from service.simulation.world.worlds import SimWorld
 
 
 class SimulatedWorld(ABC):
@@ -66,7 +54,7 @@ class SimulatedWorld(ABC):
     ) -> None:
         self.conditions, self.observer, self.machines = conditions, observer or Observer(), machines or Machines()
         self.clock = VirtualTime()
-        self.network = Network(self)
+        self.network = Network(self.clock, self.draw, lambda name: self.agent(name).is_going)
         self.chain = [1]  # the training state at each version, the same in every layout, in one number
         self.notes: list[tuple[float, str]] | None = None  # a list when somebody wants to read along
         self.orders: dict[tuple[Attempt, Phase], Order] = {}
@@ -139,11 +127,11 @@ class SimulatedWorld(ABC):
         """A source of numbers for one thing."""
         return self.conditions.draws(of)
 
-    def step_s(self, world: SimWorld) -> float:
+    def step_s(self, world: World) -> float:
         """Of the step that this world makes now."""
         return self.conditions.step_s
 
-    def part_s(self, world: SimWorld) -> float:
+    def part_s(self, world: World) -> float:
         """Of the parts after which that can be dropped; the last one may be shorter."""
         return self.step_s(world) / self.conditions.parts
 
@@ -189,7 +177,7 @@ class SimulatedWorld(ABC):
         """Where the ranks of this target agree how the state moves."""
         key = (attempt_of(order), order.target_revision)
         if key not in self.convergences:
-            self.convergences[key] = Convergence(self, order)
+            self.convergences[key] = Convergence(self, order, self.store(order))
         return self.convergences[key]
 
     def world_of(self, order: Order) -> SimWorld:
@@ -238,7 +226,7 @@ class SimulatedWorld(ABC):
             if attempt_of(rank.order) == attempt_of(order)
         ]
 
-    def rank_says(self, rank: SimRank, event: RankReported) -> None:
+    def rank_says(self, rank: Rank, event: RankReported) -> None:
         """To the agent, in order."""
         if self.notes is not None:
             why = "" if event.reason is None else f": {event.reason}"
@@ -246,7 +234,7 @@ class SimulatedWorld(ABC):
         rank.reports_until = max(rank.reports_until, self.clock.now + 0.01 + 0.05 * self.draw())
         self.clock.after(rank.reports_until - self.clock.now, self.agents[rank.member].rank_reported, rank, event)
 
-    def rank_exited(self, rank: SimRank, reason: Reason | None) -> None:
+    def rank_exited(self, rank: Rank, reason: Reason | None) -> None:
         """Its agent sees that the process has ended, and how. `reason`: what it ends with, None where it was killed."""
         self.died_at[rank.member] = self.clock.now
         name = rank.member.node_id
@@ -292,11 +280,11 @@ class SimulatedWorld(ABC):
             if agent.up or self.conditions.polls:
                 self.clock.after(self.network.hop_s(), agent.link.wake)
 
-    def launch(self, agent: SimAgent, order: Order) -> None:
+    def launch(self, agent: Agent, order: Order) -> None:
         """The rank of a start begins."""
         self.starts.launch(agent, order)
 
-    def repeat_old_orders(self, agent: SimAgent) -> None:
+    def repeat_old_orders(self, agent: Agent) -> None:
         """Orders of any age arrive again."""
         for order in list(self.orders.values())[-8:]:
             self.clock.after(3 * self.draw(), agent.receive, order)
@@ -310,5 +298,5 @@ class SimulatedWorld(ABC):
         return f"d{len(wanted.target.members)}"
 
     @abstractmethod
-    def planner(self, agent: SimAgent) -> Planner:
+    def planner(self, agent: Agent) -> Planner:
         """What the leader of this agent asks about the job."""

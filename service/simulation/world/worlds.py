@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from liver_core.handoff import Agreement, BoundaryPhase, FailedPart, FailureCause, Order, Reason, agreed, boundary_pair
+from liver_core.handoff import Agreement, BoundaryPhase, FailedPart, FailureCause, Reason, agreed, boundary_pair
 from liver_core.layout import Member, Roster
-from service.simulation.world.whole import SimRank, SimulatedWorld
+from service.simulation.world.connecting import CONNECT_S
+from service.simulation.world.parts import Rank
+from service.simulation.world.whole import Whole
 
 LEASE_AGAIN_S = 0.2
 JOIN_TIMEOUT_S = 15.0
@@ -17,21 +19,19 @@ SHOW_S = 0.03
 """How far ranks are apart when they show their words at a boundary."""
 LATE_S, LATE_SHARE = 1.5, 0.15
 """Now and then one comes late to the boundary, for example since it writes a checkpoint."""
-CONNECT_S = 3.0
 ALMOST = 1 - 1e-9
-_PEER = FailureCause(FailedPart.PEER)
-Then = Callable[["list[SimRank]", Agreement | None], None]
+Then = Callable[["list[Rank]", Agreement | None], None]
 
 
 class SimWorld:
     """The ranks of one generation in lock step."""
 
-    def __init__(self, simulation: SimulatedWorld, roster: Roster, *, is_begun: bool) -> None:
+    def __init__(self, simulation: Whole, roster: Roster, *, is_begun: bool) -> None:
         self.simulation = simulation
         self.roster = roster
         self.generation = roster.generation
         self.is_begun = is_begun  # False: a start that has made no step yet
-        self.at_boundary: dict[Member, SimRank] = {}
+        self.at_boundary: dict[Member, Rank] = {}
         self.dead = self.is_due = False
         self.steps = 0
         self.begun = 0  # steps that all ranks began; those that were dropped too
@@ -39,7 +39,7 @@ class SimWorld:
         self._is_stirred = True  # the next boundary may matter
         self._into_s = 0.0  # of the part that begins next, what has passed of its step already
 
-    def join(self, rank: SimRank) -> None:
+    def join(self, rank: Rank) -> None:
         """A rank goes on to the next step; the boundary comes when all have."""
         if not self.dead and not self._polls and any(map(self.simulation.is_gone, self.roster.members)):
             self._dies()
@@ -93,7 +93,7 @@ class SimWorld:
         if ranks is not None:
             self._do_part(int(self._into_s / self.simulation.part_s(self)) + 1 if self._into_s else 1, self.begun)
 
-    def _wake(self) -> list[SimRank] | None:
+    def _wake(self) -> list[Rank] | None:
         """Count the steps that were made meanwhile; the next one is under way."""
         sim, since = self.simulation, self._coasts_since
         assert since is not None
@@ -114,8 +114,10 @@ class SimWorld:
         is_last = part * part_s >= ALMOST * step_s
         takes_s = part_s if not is_last else step_s - (part - 1) * part_s
         into_s, self._into_s = max(0.0, self._into_s - (part - 1) * part_s), 0.0
-        following, arguments = (self.boundary, ()) if is_last else (self._between_parts, (part, step))
-        sim.clock.after(takes_s - into_s, following, *arguments)
+        if is_last:
+            sim.clock.after(takes_s - into_s, self.boundary)
+        else:
+            sim.clock.after(takes_s - into_s, self._between_parts, part, step)
 
     def _between_parts(self, part: int, step: int) -> None:
         """No gradient is whole: only a step that all want to drop ends here."""
@@ -127,7 +129,7 @@ class SimWorld:
             rank.maintain()
         left = self.simulation.step_s(self) - part * self.simulation.part_s(self)
 
-        def then(ranks: list[SimRank], agreement: Agreement | None) -> None:
+        def then(ranks: list[Rank], agreement: Agreement | None) -> None:
             if agreement is None:
                 self._do_part(part + 1, step)
             else:
@@ -143,7 +145,7 @@ class SimWorld:
         if ranks is not None:
             self._agree(ranks, lambda rank: rank.word(), self._boundary_is_over, dropped=False)
 
-    def _boundary_is_over(self, ranks: list[SimRank], agreement: Agreement | None) -> None:
+    def _boundary_is_over(self, ranks: list[Rank], agreement: Agreement | None) -> None:
         self.steps += 1
         if agreement is not None and agreement.phase is BoundaryPhase.READY:
             self._handed_over(ranks, f"boundary of generation {self.generation} agreed")
@@ -152,7 +154,7 @@ class SimWorld:
 
     # The all-reduce of the words.
 
-    def _agree(self, ranks: list[SimRank], show: Callable[[SimRank], int], then: Then, *, dropped: bool) -> None:
+    def _agree(self, ranks: list[Rank], show: Callable[[Rank], int], then: Then, *, dropped: bool) -> None:
         sim, words = self.simulation, dict[Member, int]()
         for rank in ranks:
             late_s = LATE_S * sim.draw() if sim.conditions.chance(LATE_SHARE) else 0.0
@@ -160,9 +162,9 @@ class SimWorld:
 
     def _show(
         self,
-        rank: SimRank,
+        rank: Rank,
         words: dict[Member, int],
-        show: Callable[[SimRank], int],
+        show: Callable[[Rank], int],
         then: Then,
         dropped: bool,
     ) -> None:
@@ -183,10 +185,10 @@ class SimWorld:
 
     def _settle(
         self,
-        rank: SimRank,
+        rank: Rank,
         agreement: Agreement | None,
-        left: list[SimRank],
-        ranks: list[SimRank],
+        left: list[Rank],
+        ranks: list[Rank],
         then: Then,
         dropped: bool,
     ) -> None:
@@ -204,12 +206,12 @@ class SimWorld:
         pairs = [boundary_pair(word) for word in words]
         return agreed(min(pair[0] for pair in pairs), -min(pair[1] for pair in pairs))
 
-    def _handed_over(self, ranks: list[SimRank], what: str) -> None:
+    def _handed_over(self, ranks: list[Rank], what: str) -> None:
         self.simulation.note(f"{what} at version {ranks[0].cutover_version}")
 
     # Steps.
 
-    def _apply(self, ranks: list[SimRank]) -> None:
+    def _apply(self, ranks: list[Rank]) -> None:
         """The step, as soon as any rank holds a step lease."""
         if not any(rank.has_lease for rank in ranks):
             self.simulation.clock.after(LEASE_AGAIN_S, self._apply_later)
@@ -229,7 +231,7 @@ class SimWorld:
             self.simulation.checkpoints.begin(self, ranks)
         self._begin_step()
 
-    def _end(self, ranks: list[SimRank]) -> None:
+    def _end(self, ranks: list[Rank]) -> None:
         """All of them were told to end: with a checkpoint, where the job writes any."""
         self.dead, self.at_boundary = True, {}
         self.simulation.observer.world_ends(self)
@@ -243,7 +245,7 @@ class SimWorld:
         if ranks is not None:
             self._apply(ranks)
 
-    def _met(self) -> list[SimRank] | None:
+    def _met(self) -> list[Rank] | None:
         """All ranks, in a collective of all; None where one is gone."""
         ranks = [self.at_boundary.get(member) for member in self.roster.members]
         met = [rank for rank in ranks if rank is not None and rank.alive and rank.world is self]
@@ -272,11 +274,11 @@ class SimWorld:
             self.dead = True
             self.simulation.observer.world_lost(self)
 
-    def lost_peer(self, rank: SimRank) -> Reason:
+    def lost_peer(self, rank: Rank) -> Reason:
         text, number = f"a collective of generation {self.generation} failed", self.roster.rank_of(rank.member)
         return Reason(text, "train", number, cause=FailureCause(FailedPart.PEER))
 
-    def hear_of_death(self, rank: SimRank, dead: Member) -> None:
+    def hear_of_death(self, rank: Rank, dead: Member) -> None:
         """`rank` is told that another one is dead: if it is in a collective, that fails now."""
         if dead in self.roster.members and self.at_boundary.get(rank.member) is rank:
             self._dies()
@@ -289,26 +291,3 @@ class SimWorld:
 
 def _cuts_over(agreement: Agreement | None) -> bool:
     return agreement is not None and agreement.phase in (BoundaryPhase.READY, BoundaryPhase.DROP)
-
-
-class Connecting:
-    """Where the ranks of one next world make their communicators: all of them, or each sees it fail in time."""
-
-    def __init__(self, simulation: SimulatedWorld, order: Order) -> None:
-        self.simulation, self._settle_s = simulation, simulation.conditions.settle_s
-        self.members = set(order.target.members)
-        self.ranks: dict[Member, tuple[SimRank, int]] = {}
-
-    def enter(self, rank: SimRank, build: int) -> None:
-        """`rank` makes those of its build. A leaver makes none."""
-        clock = self.simulation.clock
-        if rank.member not in self.members:
-            clock.after(0.01, rank.connected, build, None)
-            return
-        self.ranks[rank.member] = rank, build
-        clock.after(
-            CONNECT_S, rank.connected, build, Reason("not all ranks came", "connect", rank.cutover_rank, cause=_PEER)
-        )
-        if self.ranks.keys() >= self.members and all(each.alive for each, _ in self.ranks.values()):
-            for each, number in self.ranks.values():
-                clock.after(0.05 + (0.1 + 3.0 * self._settle_s) * self.simulation.draw(), each.connected, number, None)

@@ -18,7 +18,7 @@ from service.simulation.machines.replay_planner import ReplayPlanner
 from service.simulation.machines.replayed_world import ReplayedWorld
 from service.simulation.replay_setup import ReplaySetup
 from service.simulation.traces import CapacityTrace, TraceEvent
-from service.simulation.world.agents import SimAgent
+from service.simulation.world.parts import Agent
 
 SIX = tuple(f"n{number}" for number in range(1, 7))
 SLOW_BUILD = ChangeTimes(build_s=40.0)
@@ -312,7 +312,7 @@ def test_time_in_which_nothing_goes_on_costs_no_events() -> None:
     worlds: list[ReplayedWorld] = []
 
     class Kept(ReplayedWorld):
-        def planner(self, agent: SimAgent) -> ReplayPlanner:
+        def planner(self, agent: Agent) -> ReplayPlanner:
             worlds.append(self)
             return super().planner(agent)
 
