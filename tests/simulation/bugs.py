@@ -44,7 +44,16 @@ from liver_core.handoff.cutover import (
 )
 from liver_core.handoff.generations import PLACES
 from liver_core.handoff.leader import Leader
-from liver_core.handoff.leader_events import LeaderEffect, Loss, LossesKnown, PeersAnswered
+from liver_core.handoff.leader_events import (
+    LeaderEffect,
+    Loss,
+    LossesKnown,
+    NoPlan,
+    PeersAnswered,
+    Plan,
+    Purpose,
+    Wait,
+)
 from liver_core.handoff.own_handoffs import Losses, OwnHandoffs
 from liver_core.handoff.participant_events import (
     ParticipantEffect,
@@ -61,7 +70,7 @@ from liver_core.handoff.pending_events import PendingEffects
 from liver_core.handoff.proposer_events import HandoffEnded, PersistProposal, ProposerEffect, ProposerEvent
 from liver_core.handoff.ready_tag import Agreement
 from liver_core.handoff.tally import Tally
-from liver_core.layout import Member
+from liver_core.layout import Member, Roster
 from service.handoffs import older_worlds
 from service.jobs import losses
 from service.jobs.view import JobView
@@ -459,10 +468,36 @@ class AmendsNothing(OwnHandoffs):
 
 
 class UsesNumbersThatOthersUsed(OwnHandoffs):
-    """Only what was used here counts, not what others tell."""
+    """Only what was used here counts, not what ranks, others and the service have told."""
+
+    def _open(
+        self, proposal: Proposal, purpose: Purpose, known: LossesKnown, now: float, *, place: int, in_touch: bool
+    ) -> tuple[LeaderEffects, str]:
+        return super()._open(proposal, purpose, replace(known, used=0), now, place=place, in_touch=in_touch)
 
     def take_answers(self, event: PeersAnswered) -> LeaderEffects:
         return super().take_answers(replace(event, highest=0))
+
+
+class BringsInWhoGoes(OwnHandoffs):
+    """A node that will go, and has no rank, gets one."""
+
+    def _plan(self, known: LossesKnown, source: Roster, losses: Losses, now: float) -> Plan | Wait | NoPlan:
+        return super()._plan(replace(known, gets_no_rank=frozenset()), source, losses, now)
+
+
+class WaitsForTheStoreThatFailed(OwnHandoffs):
+    """A store that could not be started is taken for one that is slow."""
+
+    def take_store_failure(self, generation: int, text: str) -> LeaderEffects:
+        return ()
+
+
+class AsksForMoreTime(OwnHandoffs):
+    """What is amended gets more time."""
+
+    def _revise(self, amended: Proposal, purpose: Purpose, now: float) -> tuple[LeaderEffects, bool]:
+        return super()._revise(replace(amended, deadline_utc=amended.deadline_utc + 30.0), purpose, now)
 
 
 class HearsOfNoStoresDeath(OwnHandoffs):
@@ -470,15 +505,6 @@ class HearsOfNoStoresDeath(OwnHandoffs):
 
     def take_store_death(self, generation: int, now: float) -> LeaderEffects:
         return ()
-
-
-class OpensWithoutItsNumber(OwnHandoffs):
-    """A number that is given up is used again."""
-
-    def _give_up(self, text: str, used: int) -> LeaderEffects:
-        effects = super()._give_up(text, used)
-        self.proposer.record = replace(self.proposer.record, highest_generation=0)
-        return effects
 
 
 def _no_leaver_may_be_lost(view: JobView) -> bool:
@@ -559,7 +585,9 @@ def _one_has_switched(tally: Tally) -> bool:
 
 
 REQUIRED = {
-    "unfenced generation": Bug(Machines(participant=TakesUsedGenerations)),
+    "unfenced generation": Bug(
+        Machines(participant=TakesUsedGenerations), ((leader, "OwnHandoffs", UsesNumbersThatOthersUsed),)
+    ),
     "two proposers": Bug(Machines(participant=PromisesTwice)),
     "vote lost on restart": Bug(Machines(participant=ForgetsItsPromise)),
     "speak before persist": Bug(Machines(participant=SpeaksBeforeItPersists)),
@@ -573,7 +601,9 @@ REQUIRED = {
     ),
     "amend after GO": proposing(AmendsAtAnyTime),
     "stale revision counted in the tally": Bug(patches=((Tally, "_is_ready", _ready_in_any_revision),)),
-    "deadline moved later by amend": proposing(MovesTheDeadlineLater),
+    "deadline moved later by amend": Bug(
+        patches=((own_handoffs, "Proposer", MovesTheDeadlineLater), (leader, "OwnHandoffs", AsksForMoreTime))
+    ),
     "ready while it streams": Bug(Machines(participant=ReadyWhileItStreams)),
     "step before the barrier": Bug(Machines(cutover=StepsBeforeTheBarrier)),
     "certificate skipped": Bug(Machines(cutover=SkipsTheCertificate)),
@@ -643,9 +673,9 @@ LEADER = {
     "tells nobody that it goes": Bug(Machines(leader=TellsNobody)),
     "never tries again": Bug(patches=((leader, "OwnHandoffs", NeverTriesAgain),)),
     "amends nothing": Bug(patches=((leader, "OwnHandoffs", AmendsNothing),)),
-    "numbers that others used": Bug(patches=((leader, "OwnHandoffs", UsesNumbersThatOthersUsed),)),
+    "brings in who goes": Bug(patches=((leader, "OwnHandoffs", BringsInWhoGoes),)),
     "store's death not heard": Bug(patches=((leader, "OwnHandoffs", HearsOfNoStoresDeath),)),
-    "number used again after it was given up": Bug(patches=((leader, "OwnHandoffs", OpensWithoutItsNumber),)),
+    "store that failed is waited for": Bug(patches=((leader, "OwnHandoffs", WaitsForTheStoreThatFailed),)),
 }
 BUGS = REQUIRED | MORE | PENDING | LEADER
 UNFOUND = frozenset(
@@ -662,8 +692,6 @@ UNFOUND = frozenset(
         "lease though the job may start elsewhere",
         "leaver's rank needed in the pause",
         "newcomer goes without permission",
-        "number used again after it was given up",
-        "numbers that others used",
         "older copy of a handoff taken",
         "older numbers after a start",
         "opens beside another",

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from service.simulation.world.world import SimulatedWorld
     from service.simulation.world.worlds import SimWorld
 
-ACTS_WITHIN_S = 1.0
-"""While a notice counts and a rung that fits exists, some agent acts on it within this time."""
+ACTS_WITHIN_S, OPENS_WITHIN_S = 1.0, 8.0
+"""While a notice counts and a rung that fits exists, some agent acts on it within the first. What it opens is open, or
+given up, within the second."""
 DISTURBED_S = 3.0
 """So long after something has happened to a member nothing is expected of it."""
 Ladder = Callable[[Roster, Sequence[Member], float | None], LadderInputs]
@@ -31,12 +32,13 @@ class NoticeWatch:
     def __init__(self, simulation: SimulatedWorld, ladder: Ladder) -> None:
         self._simulation, self._ladder = simulation, ladder
         self._since: float | None = None
+        self._opening: dict[str, float] = {}  # a handoff that is being opened -> since when
         self._disturbed_at: dict[str, float] = {}
-        self._calm_from = 0.0
+        self._calm_from = self._delivers_from = 0.0
 
     def network_disturbed(self) -> None:
         """Messages got lost until now."""
-        self._calm_from = self._simulation.clock.now + DISTURBED_S
+        self._calm_from = self._delivers_from = self._simulation.clock.now + DISTURBED_S
 
     def disturbed(self, name: str) -> None:
         """Something has happened on this node."""
@@ -45,7 +47,11 @@ class NoticeWatch:
     def look(self) -> None:
         """Raises Violation if nobody has acted for too long."""
         now = self._simulation.clock.now
-        why = self._unanswered() or self._comes_though_it_goes()
+        if self._simulation.network.loss:
+            self.network_disturbed()
+        if self._simulation.network.service_away:
+            self._calm_from = now + DISTURBED_S
+        why = self._unanswered() or self._comes_though_it_goes() or self._goes_untold()
         self._since = None if why is None else self._since if self._since is not None else now
         if why is not None and self._since is not None and now - self._since > ACTS_WITHIN_S:
             raise Violation(f"notice unanswered: {why}, and nobody has acted since {self._since:.2f} s")
@@ -53,8 +59,6 @@ class NoticeWatch:
     def _unanswered(self) -> str | None:
         """What some agent should act on now; None where all is well, or where nobody can be expected to."""
         sim = self._simulation
-        if sim.network.loss or sim.network.service_away:
-            self.network_disturbed()
         if sim.clock.now < self._calm_from:
             return None
         world = sim.current_world()
@@ -79,6 +83,23 @@ class NoticeWatch:
                     return f"{going} will go, and {own.open_id} is to bring them in"
         return None
 
+    def _goes_untold(self) -> str | None:
+        """A member knows that its own node will go, and who is to answer that does not, also while the service is
+        away."""
+        sim, world = self._simulation, self._simulation.current_world()
+        if sim.clock.now < self._delivers_from or world is None or not world.is_begun:
+            return None
+        if any(self._is_disturbed(agent) for agent in sim.agents.values()):
+            return None
+        for agent in (sim.agents[member] for member in world.roster.members):
+            leader = agent.leading.leader
+            if agent.participant.record.promise is None and leader.own.is_idle and _knows(agent, agent.name):
+                going = [name for name in world.roster.node_ids() if _knows(agent, name)]
+                for lead in leader.planner.candidates(world.roster, going)[:1]:
+                    if not _knows(sim.agent(lead), agent.name):
+                        return f"{agent.name} will go, and {lead} has not been told"
+        return None
+
     def _is_disturbed(self, agent: SimAgent) -> bool:
         sim = self._simulation
         at = self._disturbed_at.get(agent.name)
@@ -97,7 +118,8 @@ class NoticeWatch:
                 if answers or own.state in ENDING or own.proposer.tally.boundary_passed() or own.open_id == "":
                     return None
                 if own.state is ProposerState.IDLE:
-                    return None  # It is being opened.
+                    since = self._opening.setdefault(own.open_id, sim.clock.now)
+                    return None if sim.clock.now - since < OPENS_WITHIN_S else f"{own.open_id} is still being opened"
             elif leader.next_deadline > agent.now and leader.next_deadline < float("inf"):
                 return None  # It is tried again after a while.
         if any(agent.participant.record.promise is not None for agent in members) and not self._leads_any():

@@ -332,7 +332,9 @@ class Simulation(SimulatedWorld):
         own = agent.leading.leader.own
         if not agent.is_going or not own.is_idle:
             return
-        agent.leading.open_anyway(self.proposal(source, members))
+        proposal = self.proposal(source, members)
+        self.truth.anyway.add(proposal.handoff_id)
+        agent.leading.open_anyway(proposal)
 
     def proposal(self, source: Roster, members: tuple[Member, ...], rung: Rung | None = None) -> Proposal:
         """A handoff to these, on the rung that the ladder takes."""

@@ -40,6 +40,7 @@ BUSY = (
 LOOK_S = 0.25
 STORE_SEEN_S = 1.0
 TOLD_WITHIN_S = 6.0
+OPENS_IN_S = 3.0
 SLOW = (
     "slow read",
     "barrier fails",
@@ -69,7 +70,7 @@ class Truth(Observer):
         self.burned: dict[tuple[str, int], str] = {}  # (proposer, generation) -> handoff
         self.numbers: dict[int, tuple[str, bool]] = {}  # generation -> who used it first, and whether that is a start
         self.promised: dict[tuple[Member, int], str] = {}  # (member, generation) -> handoff
-        self.bound: dict[Member, str] = {}  # member -> the handoff it last said it is promised to
+        self.bound: dict[Member, tuple[str, float]] = {}  # member -> the handoff it is promised to, and since when
         self.revision_at_boundary: dict[Attempt, int] = {}
         self.rung_at_boundary: dict[Attempt, tuple[Rung, Rung]] = {}  # generation -> rung ordered, and rung taken
         self.dropped_at: set[Attempt] = set()  # generations for which a step was dropped
@@ -84,6 +85,7 @@ class Truth(Observer):
         self.blamed: list[tuple[FirstCause | None, str]] = []
         self.was_asked_for = False  # a start that nobody needs
         self.attempts: dict[str, str] = {}  # each handoff that was opened -> its proposer
+        self.anyway: set[str] = set()  # those that a fault has opened
         self.stream_failures: dict[int, str] = {}  # generation of the source -> why the live rung failed there
         self.steps = 0
         self.starts_by_service = 0
@@ -281,7 +283,8 @@ class Truth(Observer):
         building, plan = simulation.building(order), simulation.plan
         complete = building.known_at <= simulation.clock.now
         early = simulation.clock.now < building.entered_at[rank.member] + order.cutover.build_s
-        if not building.disturbed and (early or complete or not (plan.faults or plan.network[0])):
+        undisturbed = not plan.faults and not plan.network[0] and not any(map(simulation.is_gone, order.target.members))
+        if not building.disturbed and (early or complete or undisturbed):
             raise Violation(f"lost after the release: {rank} falls in {order.handoff_id}, though nothing else failed")
 
     def boundary_passed(self, rank: RankInPause, order: Order, *, dropped: bool) -> None:
@@ -338,8 +341,17 @@ class Truth(Observer):
     # Promises, the journal and words.
 
     def opened(self, handoff_id: str, proposer: str) -> None:
-        """A proposer is about to open it."""
+        """A proposer is about to open it. Where its own rank has long been promised to another, that is none of its
+        business."""
         self.attempts[handoff_id] = proposer
+        agent = self.simulation.agent(proposer)
+        held, (other, since) = agent.journal.promise, self.bound.get(agent.member, ("", 0.0))
+        if held is None or held.handoff_id != other or self.attempts.get(other) == proposer:
+            return
+        active = agent.journal.active
+        is_over = active is not None and active.generation >= held.generation
+        if not is_over and handoff_id not in self.anyway and self.simulation.clock.now - since > OPENS_IN_S:
+            raise Violation(f"opened beside another: {proposer} opens {handoff_id}, bound to {other} at {since:.1f} s")
 
     def report_spoken(self, report: Report, journal: ParticipantRecord, rank: Rank | None) -> None:
         """A participant says something: all of it must be on its disk, and true of its rank."""
@@ -364,7 +376,8 @@ class Truth(Observer):
         if promise.generation < self.fences.get(report.member, 0):
             known = self.fences[report.member]
             raise Violation(f"H6: {report.member} is bound to generation {promise.generation}, it knows of {known}")
-        self.bound[report.member] = promise.handoff_id
+        if self.bound.get(report.member, ("", 0.0))[0] != promise.handoff_id:
+            self.bound[report.member] = promise.handoff_id, self.simulation.clock.now
         owner = self.promised.setdefault((report.member, promise.generation), promise.handoff_id)
         if owner != promise.handoff_id:
             raise Violation(f"H6: {report.member} took generation {promise.generation} for two handoffs")
@@ -383,9 +396,10 @@ class Truth(Observer):
 
     def agent_restored(self, member: Member, journal: ParticipantRecord) -> None:
         """A participant came back from its journal: no spoken promise may be forgotten."""
+        self.notices.disturbed(member.node_id)
         if self.giving_up.get(member, False) and journal.replaced is None:
             raise Violation(f"given-up rank forgotten: {member} was ending it for a start")
-        bound = self.bound.get(member)
+        bound, _ = self.bound.get(member, (None, 0.0))
         if bound is None:
             return
         kept = journal.promise is not None and journal.promise.handoff_id == bound

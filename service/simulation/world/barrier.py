@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from liver_core.handoff import Cutover, Order, Reason, Rung
+from liver_core.handoff import Cutover, FailedPart, FailureCause, Order, Reason, Rung
 from liver_core.handoff.cutover import BarrierFailed, BarrierPassed, Level
 from liver_core.layout import Member
 from service.simulation.world.observer import voters
@@ -64,5 +64,5 @@ class Barrier:
         missing = [member for member in self.members if member not in self.levels]
         name = f"{missing[0]} did not come" if missing else "the collective failed"
         self.answered.add(rank.member)
-        event = BarrierFailed(Reason(name, "barrier", rank.cutover_rank))
+        event = BarrierFailed(Reason(name, "barrier", rank.cutover_rank, cause=FailureCause(FailedPart.PEER)))
         rank.answer(self.machines.get(rank.member, rank.cutover), event)
