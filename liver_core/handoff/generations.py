@@ -42,6 +42,12 @@ def may_replace(newer: int, generation: int) -> bool:
     return newer == first_of(newer) and start_of(generation) < start_of(newer) and newer <= last_after(generation)
 
 
+def replacing(starts: Iterable[int], generation: int) -> list[int]:
+    """Those of these starts that came after the one of `generation`. A number that no start can have by now does not
+    count: whoever may write in a folder of checkpoints can name a file so."""
+    return [start for start in starts if may_replace(start, generation)]
+
+
 def next_handoff(highest: int, parent: int) -> int | None:
     """The number of a world that a handoff from `parent` makes. None if its start has no number left, or if a newer one
     has been heard of: `parent` is about to end, and the number after `highest` may be that of the newer world."""

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from liver_core.handoff.messages import (
+    OUT_OF_TIME,
     AnyGeneration,
     Decision,
     HandoffId,
@@ -160,6 +161,12 @@ class ParticipantRecord:
         """Whether what is promised had permission, so that the others may be past its boundary."""
         promise, order = self.promise, self.order
         return promise is not None and order is not None and Phase.PERMIT in (promise.phase, order.phase)
+
+    def is_awaited(self, reason: Reason | None = None) -> bool:
+        """Whether the others may be past the boundary and wait for the rank, a newcomer: it had permission, or it gives
+        up by itself, for this reason, and only the word of its own permission may have been lost."""
+        gives_up = self.promise is not None and reason is not None and reason.phase == OUT_OF_TIME
+        return self.active is None and (self.had_permission or gives_up)
 
 
 @dataclass(frozen=True, slots=True)

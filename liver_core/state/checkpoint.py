@@ -32,7 +32,7 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.common import TorchCommonSaveStrategy
 from torch.distributed.checkpoint.api import CheckpointException
 
-from liver_core.handoff.generations import first_of
+from liver_core.handoff.generations import first_of, replacing
 from liver_core.state.checkpoint_damage import damage_of, is_torn
 from liver_core.state.checkpoint_files import (
     ARGUMENTS,
@@ -41,12 +41,12 @@ from liver_core.state.checkpoint_files import (
     NEEDED_FILES,
     SMALL_STATE_FILE,
     STEP,
+    Author,
     CheckpointError,
     DamagedCheckpoint,
     LeaseStanding,
     author_of,
     digested,
-    is_replaced_by,
     missing_file,
     noted_sizes,
     starts_in,
@@ -240,9 +240,8 @@ def write(
             found: list[Any] = [None] * group.size()
             dist.all_gather_object(found, files, group=group)
             _await_lease(path, group, standing)
-            _check_newest(path, group, job_id, generation)
-            every = {name: entry for each in found for name, entry in each.items()}
-            do_together(lambda: _publish(partial, target, small, every) if rank == 0 else None, group)
+            every, author = {name: entry for each in found for name, entry in each.items()}, Author(job_id, generation)
+            do_together(lambda: _publish(partial, target, small, every, author) if rank == 0 else None, group)
         return
     except NotDone as error:
         failed: BaseException = CheckpointError(f"checkpoint {path}: not written, {error}")
@@ -284,7 +283,7 @@ def _save(sharded: dict[str, Any], partial: Path) -> None:
         raise CannotDo(error_text(failures[0])) from failures[0]
 
 
-def _publish(partial: Path, target: Path, small: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+def _publish(partial: Path, target: Path, small: Mapping[str, Any], files: Mapping[str, Any], author: Author) -> None:
     (partial / SMALL_STATE_FILE).write_text(json.dumps(small))
     listed = {**files, **digested(partial, 0, only=(SMALL_STATE_FILE,))}
     (partial / FILES_FILE).write_text(json.dumps(listed))
@@ -292,6 +291,9 @@ def _publish(partial: Path, target: Path, small: Mapping[str, Any], files: Mappi
     sync_to_disk(partial)
     if damage := damage_of(partial):
         raise CannotDo(f"{damage}, though it was written so: a start could not load it")
+    # A disk may have stood still since this world had its lease.
+    if replacing(starts_in(target.parent, author.job_id), author.generation):
+        raise CannotDo("a newer start of the job writes there")
     before = Path(f"{target}{REPLACED}{partial.name.rpartition(PARTIAL)[2]}")
     with contextlib.suppress(FileNotFoundError):
         os.replace(target, before)
@@ -321,15 +323,6 @@ def _await_lease(path: str, group: dist.ProcessGroup, standing: Callable[[], Lea
                 f"checkpoint {path}: not published, no rank here has a step lease, another world of the job may step"
             )
         time.sleep(LEASE_AGAIN_S)
-
-
-def _check_newest(path: str, group: dist.ProcessGroup, job_id: str, generation: int) -> None:
-    """A collective of `group`: what its first rank sees counts."""
-    is_replaced = group.rank() == 0 and is_replaced_by(starts_in(Path(path).parent, job_id), generation)
-    shown = torch.tensor([int(is_replaced)], dtype=torch.int64)
-    dist.all_reduce(shown, op=dist.ReduceOp.MAX, group=group)
-    if shown.item():
-        raise CheckpointError(f"checkpoint {path}: not published, a newer start of the job writes there")
 
 
 def _check_finite(sharded: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from liver_core.handoff.generations import may_replace
+from liver_core.handoff.generations import replacing
 from liver_core.handoff.messages import LaterCheckpoints
 
 COMPLETE_FILE = "metadata.json"
@@ -73,7 +73,7 @@ def announce_start(folder: Path, job_id: str, generation: int) -> None:
     """From now on worlds of older starts of the job publish no checkpoint in `folder`. Raises OSError, and NewerStart
     where this start could publish none itself."""
     folder.mkdir(parents=True, exist_ok=True)
-    if newer := _replacing(starts_in(folder, job_id), generation):
+    if newer := replacing(starts_in(folder, job_id), generation):
         raise NewerStart(folder, generation, max(newer))
     (folder / f"{STARTED}{job_id}.{generation}").touch()
     for older in starts_in(folder, job_id):
@@ -85,16 +85,6 @@ def starts_in(folder: Path, job_id: str) -> tuple[int, ...]:
     """The generations of the job's starts that were announced in `folder`, and not replaced by newer ones yet."""
     found = (entry.name.rpartition(".") for entry in folder.glob(f"{STARTED}{job_id}.*"))
     return tuple(int(number) for name, _, number in found if name == f"{STARTED}{job_id}" and number.isdecimal())
-
-
-def is_replaced_by(starts: Iterable[int], generation: int) -> bool:
-    """Whether one of these starts is newer than that of `generation`. A number that no start can have by now does not
-    count: whoever may write in the folder can name a file so."""
-    return bool(_replacing(starts, generation))
-
-
-def _replacing(starts: Iterable[int], generation: int) -> list[int]:
-    return [other for other in starts if may_replace(other, generation)]
 
 
 @dataclass(frozen=True, slots=True)

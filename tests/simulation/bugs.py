@@ -48,11 +48,8 @@ from liver_core.handoff.leader_events import (
     LeaderEffect,
     Loss,
     LossesKnown,
-    NoPlan,
     PeersAnswered,
-    Plan,
     Purpose,
-    Wait,
 )
 from liver_core.handoff.own_handoffs import Losses, OwnHandoffs
 from liver_core.handoff.participant_events import (
@@ -70,7 +67,7 @@ from liver_core.handoff.pending_events import PendingEffects
 from liver_core.handoff.proposer_events import HandoffEnded, PersistProposal, ProposerEffect, ProposerEvent
 from liver_core.handoff.ready_tag import Agreement
 from liver_core.handoff.tally import Tally
-from liver_core.layout import Member, Roster
+from liver_core.layout import Member
 from service.handoffs import older_worlds
 from service.jobs import losses
 from service.jobs.view import JobView
@@ -479,13 +476,6 @@ class UsesNumbersThatOthersUsed(OwnHandoffs):
         return super().take_answers(replace(event, highest=0))
 
 
-class BringsInWhoGoes(OwnHandoffs):
-    """A node that will go, and has no rank, gets one."""
-
-    def _plan(self, known: LossesKnown, source: Roster, losses: Losses, now: float) -> Plan | Wait | NoPlan:
-        return super()._plan(replace(known, gets_no_rank=frozenset()), source, losses, now)
-
-
 class WaitsForTheStoreThatFailed(OwnHandoffs):
     """A store that could not be started is taken for one that is slow."""
 
@@ -550,8 +540,8 @@ def _the_same_again(highest: int) -> int:
     return PLACES + 1
 
 
-def _whatever_was_heard(highest: int, parent: int) -> int:
-    return max(highest, parent) + 1
+def _whatever_was_heard(highest: int, parent: int, *, place: int = 0) -> int:
+    return max(highest, parent) + 1 + place
 
 
 def _no_refusal(*_: object) -> None:
@@ -618,11 +608,11 @@ REQUIRED = {
     ),
     "step beside a world that was heard": Bug(patches=((link, "lease_for", _the_lease_all_the_same),)),
     "checkpoint of a fenced world": Bug(
-        patches=((checkpoints, "may_publish", _always), (checkpoints, "is_replaced_by", _never))
+        patches=((checkpoints, "may_publish", _always), (checkpoints, "replacing", _none_of_them))
     ),
-    "checkpoint that began before a handoff and a start": Bug(patches=((checkpoints, "is_replaced_by", _never),)),
+    "checkpoint that began before a handoff and a start": Bug(patches=((checkpoints, "replacing", _none_of_them),)),
     "handoff numbered into a newer start": Bug(
-        patches=((proposer, "next_handoff", _whatever_was_heard), (generations, "next_handoff", _whatever_was_heard))
+        patches=((proposer, "next_handoff", _whatever_was_heard), (own_handoffs, "next_number", _whatever_was_heard))
     ),
 }
 MORE = {
@@ -646,7 +636,9 @@ MORE = {
     "ladder forgets what streaming needs": Bug(patches=((ladder, "stream_estimate", _always_converges),)),
     "permission before all are ready": Bug(patches=((Tally, "all_ready", _most_are_ready),)),
     "broken without permission": Bug(Machines(participant=TakesAnAbortForABoundary)),
-    "start taken twice": Bug(patches=((participant, "is_new_start", _any_start_of_mine),)),
+    "start taken twice": Bug(
+        patches=((participant, "is_new_start", _any_start_of_mine), (link.ServiceLink, "_is_new", _always))
+    ),
     "start numbered like the one before": Bug(patches=((sim_service, "next_start", _the_same_again),)),
     "given-up rank forgotten on restart": Bug(Machines(participant=ForgetsWhatItGivesUp)),
     "start before persist": Bug(Machines(participant=StartsBeforeItPersists)),
@@ -673,7 +665,6 @@ LEADER = {
     "tells nobody that it goes": Bug(Machines(leader=TellsNobody)),
     "never tries again": Bug(patches=((leader, "OwnHandoffs", NeverTriesAgain),)),
     "amends nothing": Bug(patches=((leader, "OwnHandoffs", AmendsNothing),)),
-    "brings in who goes": Bug(patches=((leader, "OwnHandoffs", BringsInWhoGoes),)),
     "store's death not heard": Bug(patches=((leader, "OwnHandoffs", HearsOfNoStoresDeath),)),
     "store that failed is waited for": Bug(patches=((leader, "OwnHandoffs", WaitsForTheStoreThatFailed),)),
 }

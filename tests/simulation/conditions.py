@@ -98,9 +98,13 @@ class SeededConditions:
         return 0.0 if self.plan.scripted else 3.0 * self.random.random()
 
     def takes_fault(self, kind: str, member: Member) -> bool:
-        """Whether a fault of this kind was armed for the member; it strikes once."""
-        if not self.armed or (kind, member) not in self.armed:
+        """Whether a fault of this kind was armed for the member; it strikes once. A store fails on whichever node has
+        the next one."""
+        armed = next(
+            (each for each in self.armed if each[0] == kind and (kind == "store fails" or each[1] == member)), None
+        )
+        if armed is None:
             return False
-        self.armed.remove((kind, member))
+        self.armed.remove(armed)
         self.strikes(member.node_id)
         return True

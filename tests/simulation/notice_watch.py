@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from service.simulation.world.world import SimulatedWorld
     from service.simulation.world.worlds import SimWorld
 
-ACTS_WITHIN_S, OPENS_WITHIN_S = 1.0, 8.0
+ACTS_WITHIN_S, OPENS_WITHIN_S = 1.0, 3.0
 """While a notice counts and a rung that fits exists, some agent acts on it within the first. What it opens is open, or
 given up, within the second."""
 DISTURBED_S = 3.0

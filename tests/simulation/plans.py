@@ -148,7 +148,13 @@ def _cut_off(random: Random) -> Plan:
     first = tuple(random.sample(members, 2))
     at_s, length_s = 0.5 + 5.0 * random.random(), 8.0 + 6.0 * random.random()
     faults = (Fault("world cut off", "", at_s, first[0], length_s),)
-    if random.random() < 0.6:
+    if random.random() < 0.3:
+        # It is cut off a moment before the start, and that one is replaced by another one in its turn.
+        again_s = at_s + 2.5 * random.random()
+        faults += tuple(
+            Fault("start elsewhere", "", each, first[0], 1.0) for each in (again_s, again_s + 9 * random.random())
+        )
+    elif random.random() < 0.6:
         faults += (Fault(random.choice(BESIDE_A_CUT), "", at_s + 12 * random.random(), random.choice(members), 4.0),)
     node, lead_s = random.choice(first).node_id, 5.0 + 11.0 * random.random()
     notice = Notice(at_s + 26.0 * random.random(), node, lead_s)

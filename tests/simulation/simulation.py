@@ -297,6 +297,9 @@ class Simulation(SimulatedWorld):
                 self.cut_off(names, everybody=fault.length_s % 1 < 0.3, seconds=CUT_OFF_TIMES * fault.length_s)
             case "start again":
                 self.start_on(())
+            case "start elsewhere":
+                others = [member for member in self.plan.members if member not in self.plan.first]
+                self.start_on(tuple(self.random.sample(others, 2)))
             case "stale proposal":
                 self.propose_anyway(agent, self.stale_roster, self.plan.first)
             case "second proposer":

@@ -14,6 +14,7 @@ from liver_core.handoff import OUT_OF_TIME, Decision, Order, Phase, Report, Rung
 from liver_core.handoff.generations import start_of
 from liver_core.handoff.leader import Leader
 from liver_core.handoff.participant_events import ParticipantRecord, RankStage
+from liver_core.handoff.pending import PendingState
 from liver_core.handoff.proposer_events import HandoffEnded, ProposerEffect, ProposerEvent, ProposerRecord
 from service.jobs.causes import FirstCause
 from service.simulation.world.observer import Attempt, Observer, Violation, attempt_of, voters
@@ -40,7 +41,7 @@ BUSY = (
 LOOK_S = 0.25
 STORE_SEEN_S = 1.0
 TOLD_WITHIN_S = 6.0
-OPENS_IN_S = 3.0
+OPENS_IN_S, TAKEN_UP_WITHIN_S = 3.0, 1.0
 SLOW = (
     "slow read",
     "barrier fails",
@@ -86,6 +87,9 @@ class Truth(Observer):
         self.was_asked_for = False  # a start that nobody needs
         self.attempts: dict[str, str] = {}  # each handoff that was opened -> its proposer
         self.anyway: set[str] = set()  # those that a fault has opened
+        self.restored_at: dict[Member, float] = {}  # when its agent came back last
+        self.told: dict[Member, Order] = {}  # the newest revision that each rank was told of
+        self.behind: dict[Member, float] = {}  # since when it holds an older one, though it may take it
         self.stream_failures: dict[int, str] = {}  # generation of the source -> why the live rung failed there
         self.steps = 0
         self.starts_by_service = 0
@@ -118,6 +122,21 @@ class Truth(Observer):
         """Several times a second: whether somebody acts on what is known."""
         self.simulation.clock.after(LOOK_S, self.look)
         self.notices.look()
+        for agent in self.simulation.agents.values():
+            if agent.rank is not None and agent.rank.alive:
+                self._takes_up_revisions(agent.rank)
+
+    def _takes_up_revisions(self, rank: Rank) -> None:
+        """A newer revision that a rank was told of, while it may still take one, does not wait for ever."""
+        pending, held, told = rank.pending, rank.pending.order, self.told.get(rank.member)
+        is_free = pending.state in (PendingState.BUILDING, PendingState.BUILT) and not pending.is_permitted
+        now, newer = self.simulation.clock.now, 0
+        if held is not None and told is not None and held.handoff_id == told.handoff_id:
+            newer = told.plan_revision
+        if held is None or not is_free or held.plan_revision >= newer:
+            self.behind.pop(rank.member, None)
+        elif now - self.behind.setdefault(rank.member, now) > TAKEN_UP_WITHIN_S:
+            raise Violation(f"revision forgotten: {rank} holds {held.plan_revision} of {held.handoff_id}, not {newer}")
 
     def job_lost(self, cause: FirstCause | None, reason: str) -> None:
         """The service starts the job again since its world cannot go on. H7: whoever is named has failed."""
@@ -258,15 +277,22 @@ class Truth(Observer):
                 raise Violation(f"certificate: {decision} of {order.handoff_id} without a certified state on {member}")
 
     def _is_in_time(self, order: Order) -> None:
-        """Whoever waits for a rank that is dead is told by the agent that has seen it, and waits no more."""
+        """Whoever waits for a rank that is dead is told by the agent that has seen it, and waits no more. Who has no
+        agent for a while is not told."""
         sim, now = self.simulation, self.simulation.clock.now
         members = {*(order.source.members if order.source else ()), *voters(order)}
-        dead = {member: sim.died_at[member] for member in members if sim.is_gone(member) and member in sim.died_at}
+        gone = [member for member in members if sim.is_gone(member)]
+        dead = {member: sim.died_at[member] for member in gone if member in sim.died_at}
         began = self.boundary_at.get(attempt_of(order), now)
         slow = any(fault.kind in SLOW for fault in sim.plan.faults) or sim.network.loss or sim.network.cut_off
-        seen = [at for member, at in dead.items() if sim.agents[member].incarnation == 1 and at >= began]
-        if seen and not slow and len(seen) == len(dead) and now - min(seen) > TOLD_WITHIN_S:
-            raise Violation(f"pause: {order.handoff_id} is decided {now - min(seen):.1f} s after a death that was seen")
+        seen = [at for at in dead.values() if at >= began]
+        first = min(seen, default=now)
+        away = [member for member in members if self._was_away(member, first)]
+        if not slow and not away and len(seen) == len(gone) and now - first > TOLD_WITHIN_S:
+            raise Violation(f"pause: {order.handoff_id} is decided {now - first:.1f} s after a death that was seen")
+
+    def _was_away(self, member: Member, since: float) -> bool:
+        return not self.simulation.agents[member].is_going or self.restored_at.get(member, 0.0) > since
 
     def fell(self, rank: RankInPause, order: Order) -> None:
         """`rank` can go on in no world. After a rescue has released its leavers, only a second failure may bring it so
@@ -397,6 +423,7 @@ class Truth(Observer):
     def agent_restored(self, member: Member, journal: ParticipantRecord) -> None:
         """A participant came back from its journal: no spoken promise may be forgotten."""
         self.notices.disturbed(member.node_id)
+        self.restored_at[member] = self.simulation.clock.now
         if self.giving_up.get(member, False) and journal.replaced is None:
             raise Violation(f"given-up rank forgotten: {member} was ending it for a start")
         bound, _ = self.bound.get(member, (None, 0.0))
@@ -435,7 +462,9 @@ class Truth(Observer):
 
     def rank_prepares(self, rank: Rank, order: Order) -> None:
         """A rank is told to prepare; only one handoff at a time, for the roster that it truly steps in."""
-        held = rank.order
+        held, told = rank.order, self.told.get(rank.member)
+        if told is None or told.handoff_id != order.handoff_id or told.plan_revision < order.plan_revision:
+            self.told[rank.member] = order
         busy = rank.stage in BUSY
         if held is not None and busy and held.handoff_id != order.handoff_id:
             raise Violation(f"two promises: {rank} prepares {order.handoff_id} while it holds {held.handoff_id}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from liver_core.handoff import FailedPart, FailureCause, Order, Reason
@@ -64,4 +65,10 @@ class Building:
         """Whoever fails knows it; the others hear of it now and then, else their own limit ends it."""
         for rank, machine in self.entered.values():
             if rank is first or self.simulation.draw() < 0.5:
-                self.simulation.clock.after(0.05, rank.answer, machine, TargetBuilt(reason))
+                told = reason if rank is first else _missing(reason, rank)
+                self.simulation.clock.after(0.05, rank.answer, machine, TargetBuilt(told))
+
+
+def _missing(reason: Reason, rank: RankInPause) -> Reason:
+    """What one says that has only read that another one failed."""
+    return replace(reason, rank=rank.cutover_rank, cause=FailureCause(FailedPart.PEER))

@@ -1,14 +1,14 @@
 """Checkpoints that worlds write in the background while they train on. Pure.
 
-One is complete some time after its step, when all ranks of its world still live. It is published while one of them
-holds a step lease, and no newer start has announced itself, as `liver_core.state` does it.
+One is complete some time after its step, when all ranks of its world still live. It is published once one of them holds
+a step lease, where no newer start has announced itself, as `liver_core.state` does it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from liver_core.handoff.generations import may_replace
+from liver_core.handoff.generations import replacing
 from liver_core.handoff.participant_events import RankStage
 from service.simulation.world.parts import Rank, World
 from service.simulation.world.surroundings import Surroundings
@@ -16,6 +16,8 @@ from service.simulation.world.surroundings import Surroundings
 AGAIN_S = 0.2
 USUAL_S, SLOW_S = 1.0, 25.0
 SHARE_OF_SLOW = 0.5
+STALLS_S, SHARE_THAT_STALLS = 20.0, 0.1
+"""Now and then the disk stands still between the last look at the lease and the end."""
 
 
 class Checkpoints:
@@ -43,22 +45,24 @@ class Checkpoints:
 
     def publish_now(self, world: World, version: int) -> None:
         """Of a world that ends."""
-        if not is_replaced_by(self.announced, world.generation):
+        if not replacing(self.announced, world.generation):
             self._published(world, version)
 
     def _publish(self, world: World, ranks: list[Rank], version: int) -> None:
         sim = self.simulation
         if not all(rank.alive or rank.stage is RankStage.LEFT for rank in ranks):
             self.under_way.discard(world.generation)
-            return
-        if is_replaced_by(self.announced, world.generation):
-            self.under_way.discard(world.generation)
-            return
-        if not may_publish(ranks):
+        elif not may_publish(ranks):
             sim.clock.after(AGAIN_S, self._publish, world, ranks, version)
-            return
+        else:
+            stalls = self.random.random() < SHARE_THAT_STALLS
+            sim.clock.after(STALLS_S * self.random.random() if stalls else 0.0, self._rename, world, ranks[0], version)
+
+    def _rename(self, world: World, first: Rank, version: int) -> None:
+        """The first rank does it, after all have seen the lease."""
         self.under_way.discard(world.generation)
-        self._published(world, version)
+        if first.alive and not replacing(self.announced, world.generation):
+            self._published(world, version)
 
     def _published(self, world: World, version: int) -> None:
         sim = self.simulation
@@ -72,8 +76,3 @@ class Checkpoints:
 def may_publish(ranks: Iterable[Rank]) -> bool:
     """Whether the job cannot have been started elsewhere."""
     return any(rank.has_lease for rank in ranks)
-
-
-def is_replaced_by(starts: Iterable[int], generation: int) -> bool:
-    """Whether one of these starts is newer than that of `generation`."""
-    return any(may_replace(other, generation) for other in starts)

@@ -171,13 +171,14 @@ class Leading:
         return min(now + RARELY_S, deadline_s) if deadline_s > now else now + RARELY_S
 
     def relay(self) -> None:
-        """Where this node will go: what it has led is told to the first that stays."""
-        agent = self._agent
-        going = {fact.node_id for fact in self.notices.moving(utc(agent.now))} if self.notices.all() else set()
-        if agent.name not in going or not self._mirrors.waiting:
+        """What waits for the service is told to those that stay."""
+        if not self._mirrors.waiting:
             return
-        world = agent.participant.record.order.target if agent.participant.record.order else self.world()
-        self._mirrors.relay(() if world is None else tuple(name for name in world.node_ids() if name not in going))
+        order, world = self._agent.participant.record.order, self.world()
+        rosters = [each for each in (world, None if order is None else order.target) if each is not None]
+        going = {fact.node_id for fact in self.notices.moving(utc(self._agent.now))}
+        names = dict.fromkeys(name for roster in rosters for name in roster.node_ids() if name not in going)
+        self._mirrors.relay(names)
 
     def give_way(self, started: int) -> None:
         """The service has started this world."""

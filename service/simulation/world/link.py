@@ -273,8 +273,12 @@ class ServiceLink:
         agent.give_up(first_of(generation))
         if start is None or start.generation != generation or not agent.is_going:
             return
-        if agent.member in start.target.members and generation > agent.journal.highest_generation:
+        if agent.member in start.target.members and self._is_new(generation):
             agent.take_start(start)
+
+    def _is_new(self, generation: int) -> bool:
+        """Whether no rank has been here of this world, or of a later one."""
+        return generation > self._agent.journal.highest_generation
 
     def _note_missing(self, orders: Orders) -> None:
         """The service believes in a rank that this node does not have: say so, never start it again."""

@@ -6,6 +6,7 @@ the service has taken it. What an agent that was killed has not told is decided 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from agent.protocol import handoff_ends
@@ -22,6 +23,8 @@ from service.simulation.world.whole import Whole
 NEWS_S = 10.0
 """An open handoff is told again so often."""
 KEPT_MAX = 64
+PEERS, PATIENCE_S = 2, 3.0
+"""As in `agent.link.relay`."""
 
 
 class Mirrors:
@@ -33,7 +36,9 @@ class Mirrors:
         self.waiting: dict[str, Mirror] = {}
         self._over: set[str] = set()  # of those that are kept
         self._said_at = 0.0
-        self._relayed: tuple[Mirror, ...] = ()
+        self._of_others: dict[str, Mirror] = {}  # what others have led, on this disk too
+        self._since: dict[str, float] = {}  # when what waits began to
+        self._told: dict[str, tuple[Mirror, ...]] = {}
 
     def opens(self, proposal: Proposal, generation: int, purpose: Purpose) -> None:
         """The first copy of a handoff, kept before the proposal itself: one that is killed in between tells of it."""
@@ -99,25 +104,33 @@ class Mirrors:
             if self.waiting.get(mirror.handoff_id) == mirror:
                 del self.waiting[mirror.handoff_id]
 
-    def relay(self, to: tuple[str, ...]) -> None:
-        """As `agent.link.relay`: a node that will go has others tell what it may not live to tell."""
-        agent, network = self._agent, self._sim.network
-        waiting = tuple(self.waiting.values())
-        name = next((each for each in to if network.reaches(agent.name, each)), None)
-        if waiting and name is not None and waiting != self._relayed:
-            self._relayed = waiting
-            network.tell(agent.name, name, self._sim.agent(name).take_relayed, waiting)
+    def relay(self, to: Iterable[str]) -> None:
+        """As `agent.link.relay`: what waits for the service is told to two others, the first of these that are reached;
+        at once where it is away, and where it is there only what it has not taken for long."""
+        agent, network, link = self._agent, self._sim.network, self._agent.link
+        self._since = {name: self._since.get(name, agent.now) for name in self.waiting}
+        patience_s = PATIENCE_S if link.is_answered else 0.0
+        due = [each for name, each in self.waiting.items() if agent.now - self._since[name] >= patience_s]
+        reached = [name for name in to if name != agent.name and network.reaches(agent.name, name)] if due else []
+        for name in reached[:PEERS]:
+            news = tuple(each for each in due if _concerns(name, each) and each not in self._told.get(name, ()))
+            if news:
+                self._told[name] = (*self._told.get(name, ()), *news)[-KEPT_MAX:]
+                network.tell(agent.name, name, self._sim.agent(name).take_relayed, news)
 
     def take_relayed(self, mirrors: tuple[Mirror, ...]) -> None:
-        """What another node has led is told from here too."""
+        """What another node has led is told from here too, and kept."""
         for mirror in mirrors:
-            known = self.waiting.get(mirror.handoff_id)
-            if known is None or (known.proposer == mirror.proposer and known.mirror_seq < mirror.mirror_seq):
-                self.waiting[mirror.handoff_id] = mirror
+            known = self._of_others.get(mirror.handoff_id)
+            if mirror.proposer != self._agent.name and (known is None or known.mirror_seq < mirror.mirror_seq):
+                self._of_others[mirror.handoff_id] = self.waiting[mirror.handoff_id] = mirror
+                while len(self._of_others) > KEPT_MAX:
+                    del self._of_others[next(iter(self._of_others))]
 
     def restart(self, record: ProposerRecord) -> None:
         """Only what was kept is left. It is sent again, and what had ended by then is told."""
-        self.waiting = dict(self.kept)
+        self.waiting = self._of_others | self.kept
+        self._since, self._told = {}, {}
         open_id = None if record.proposal is None else record.proposal.handoff_id
         unfinished = [name for name in self.kept if name not in self._over]
         for ended in handoff_ends.untold_ends(unfinished, record.ended, open_id=open_id):
@@ -139,3 +152,8 @@ class Mirrors:
             oldest = next(iter(self.kept))
             self._over.discard(oldest)
             del self.kept[oldest]
+
+
+def _concerns(name: str, mirror: Mirror) -> bool:
+    source = () if mirror.source is None else mirror.source.node_ids()
+    return name in source or name in mirror.target.node_ids()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TypeVarTuple
 
 from liver_core.handoff import Order, Report
@@ -13,6 +14,8 @@ from service.simulation.world.virtual_time import VirtualTime
 Ts = TypeVarTuple("Ts")
 SENT_UTC = 1_700_000_000.0
 """The clock of the simulation begins at zero; what is sent is of this century."""
+ATTEMPTS, RETRY_S = 3, 1.0
+"""As in `agent.peer.peer_client`, of a message that nobody repeats."""
 HOP_LEAST_S = 0.005
 WIRE_EVERY = 61
 """So many messages between two that go through their wire form, which must not change them."""
@@ -64,7 +67,13 @@ class Network:
             self._clock.after(HOP_LEAST_S + 6 * self.delay_s * draw(), deliver, message)
 
     def tell(self, source: str, target: str, deliver: Callable[[*Ts], None], *message: *Ts) -> None:
-        """What is sent until it has arrived, for a while: it is lost only where nothing passes."""
+        """What is sent until it has arrived, a few times: it is lost only where nothing passes, or nobody is there."""
         if self.passes(source, target):
             late_s = 1.0 if self.loss and self._draw() < self.loss else 0.0
-            self._clock.after(late_s + self.hop_s(), deliver, *message)
+            self._clock.after(late_s + self.hop_s(), self._deliver, source, target, 1, partial(deliver, *message))
+
+    def _deliver(self, source: str, target: str, attempt: int, deliver: Callable[[], None]) -> None:
+        if self._is_going(target) or attempt >= ATTEMPTS:
+            deliver()
+        elif self.passes(source, target):
+            self._clock.after(RETRY_S, self._deliver, source, target, attempt + 1, deliver)

@@ -19,6 +19,7 @@ from agent.protocol.rank import Abort, Hello, Permit, Prepare, Retire, StageRepo
 from agent.supervisor.records import RankState, SlotKey
 from agent.supervisor.watchdog import RankPulse
 from liver_core.handoff import (
+    OUT_OF_TIME,
     CutoverDeadlines,
     Decision,
     HandoffId,
@@ -43,6 +44,7 @@ from tests.agent.waiting import fake_job
 
 ACTIVE = roster_of(5, ("a", "b"))
 TARGET = ("a", "c")
+LATE = Reason("no permission before the deadline", OUT_OF_TIME)
 HANDOFF, OTHER, START = UUID(int=7), UUID(int=8), UUID(int=9)
 STORE = StoreAddress("127.0.0.1", 4_000)
 START_S = 1_700_000_000.0
@@ -184,9 +186,22 @@ def order(
 
 
 def said(
-    stage: RankStage, *, handoff: UUID = HANDOFF, revision: int | None = 1, decision: Decision = Decision.UNDECIDED
+    stage: RankStage,
+    *,
+    handoff: UUID = HANDOFF,
+    revision: int | None = 1,
+    decision: Decision = Decision.UNDECIDED,
+    reason: Reason | None = None,
 ) -> StageReport:
-    return StageReport(handoff_id=handoff, generation=6, rank=0, stage=stage, plan_revision=revision, decision=decision)
+    return StageReport(
+        handoff_id=handoff,
+        generation=6,
+        rank=0,
+        stage=stage,
+        plan_revision=revision,
+        decision=decision,
+        reason=reason,
+    )
 
 
 def hello(stage: RankStage = RankStage.TRAINING, generation: int = 5) -> Hello:
@@ -338,22 +353,24 @@ def test_only_a_stage_past_the_boundary_or_the_end_settles_what_the_rank_was_tol
 
 
 @pytest.mark.parametrize(
-    ("active", "phase", "stage", "handoff", "ends"),
+    ("active", "phase", "stage", "why", "handoff", "ends"),
     [
-        (None, Phase.PERMIT, RankStage.ABORTED, HANDOFF, True),
-        (None, Phase.PREPARE, RankStage.ABORTED, HANDOFF, False),
-        (None, Phase.ABORT, RankStage.ABORTED, HANDOFF, True),
-        (None, Phase.PERMIT, RankStage.ABORTED, OTHER, False),
-        (ACTIVE, Phase.PERMIT, RankStage.ABORTED, HANDOFF, False),
-        (ACTIVE, Phase.PERMIT, RankStage.BROKEN, HANDOFF, True),
+        (None, Phase.PERMIT, RankStage.ABORTED, None, HANDOFF, True),
+        (None, Phase.PREPARE, RankStage.ABORTED, None, HANDOFF, False),
+        (None, Phase.PREPARE, RankStage.ABORTED, LATE, HANDOFF, True),
+        (None, Phase.ABORT, RankStage.ABORTED, None, HANDOFF, True),
+        (None, Phase.PERMIT, RankStage.ABORTED, LATE, OTHER, False),
+        (ACTIVE, Phase.PERMIT, RankStage.ABORTED, LATE, HANDOFF, False),
+        (ACTIVE, Phase.PERMIT, RankStage.BROKEN, None, HANDOFF, True),
     ],
 )
-def test_others_may_wait_for_a_rank_that_is_broken_and_for_a_newcomer_that_gives_up_what_had_permission(
-    active: Roster | None, phase: Phase, stage: RankStage, handoff: UUID, ends: bool
+def test_others_may_wait_for_a_rank_that_is_broken_and_for_a_newcomer_that_gives_up(
+    active: Roster | None, phase: Phase, stage: RankStage, why: Reason | None, handoff: UUID, ends: bool
 ) -> None:
+    """It had permission; or the others had, and the word of its own was lost."""
     asked = order(Phase.PREPARE if phase is Phase.PREPARE else Phase.PERMIT)
     scene = running(active, order=asked, promise=Promise(asked.handoff_id, 6, 1, phase))
-    assert scene.slots.ends_with(0, said(stage, handoff=handoff)) is ends
+    assert scene.slots.ends_with(0, said(stage, handoff=handoff, reason=why)) is ends
     assert not scene.slots.ends_with(1, said(RankStage.ABORTED)), "nothing is promised there"
 
 

@@ -46,7 +46,8 @@ def scene(tmp_path: Path) -> Scene:
 
 def participant(active: Any, target: Any = None, *, had_permission: bool = False) -> Any:
     order = None if target is None else SimpleNamespace(target=target)
-    record = SimpleNamespace(active=active, order=order, had_permission=had_permission)
+    awaited = active is None and had_permission
+    record = SimpleNamespace(active=active, order=order, had_permission=had_permission, is_awaited=lambda: awaited)
     return SimpleNamespace(record=record, state=ParticipantState.IDLE)
 
 

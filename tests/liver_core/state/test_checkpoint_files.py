@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from liver_core.handoff import LaterCheckpoints
+from liver_core.handoff.generations import replacing
 from liver_core.state.checkpoint_files import (
     COMPLETE_FILE,
     FILES_FILE,
@@ -15,7 +16,6 @@ from liver_core.state.checkpoint_files import (
     NewerStart,
     announce_start,
     author_of,
-    is_replaced_by,
     later_ones,
     missing_file,
     noted_sizes,
@@ -60,7 +60,7 @@ def test_those_of_another_job_in_the_same_folder_are_none_and_neither_are_those_
 def test_a_file_with_a_number_that_no_start_can_have_stops_none(tmp_path: Path, number: int) -> None:
     (tmp_path / f".started-job.{number}").touch()
     announce_start(tmp_path, "job", 100_001)
-    assert not is_replaced_by(starts_in(tmp_path, "job"), 100_001)
+    assert not replacing(starts_in(tmp_path, "job"), 100_001)
     announce_start(tmp_path, "job", 300_001)
     with pytest.raises(NewerStart) as raised:
         announce_start(tmp_path, "job", 200_001)
