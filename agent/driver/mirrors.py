@@ -47,6 +47,7 @@ class Mirrors:
         self.progress: Progress | None = None
         self._node = node
         self._ended: dict[HandoffId, Progress] = {}
+        self._told_late: set[str] = set()
         self._costs: dict[UUID, MeasuredCost] = {}
 
     @property
@@ -72,6 +73,11 @@ class Mirrors:
             # On disk it stays as it was: if the agent is killed again, it tells the same again.
             mirror = progress.next_mirror(state_of_end(end), str(end.stage), self._node.now())
             self._node.outbox.put_handoff(mirror)
+            self._told_late.add(end.handoff_id)
+
+    def has_told_late(self, handoff_id: str) -> bool:
+        """Whether its end is told since this agent started: it must not be opened any more, if it ever was."""
+        return handoff_id in self._told_late
 
     def _is_mine(self, mirror: HandoffMirror, job_id: str) -> bool:
         return mirror.job_id == job_id and mirror.proposer == self._node.node_id

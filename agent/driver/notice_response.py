@@ -149,7 +149,8 @@ class NoticeResponse:
         """What the service proposes, and what is known of it here."""
         found = wanted_of(wanted, order.notices, now=self._node.now(), budget=self._node.budget)
         is_heard = bool({fact.node_id for fact in self._notices.all()} & found.leaving)
-        return replace(found, is_heard=is_heard, has_ended=self._slots.has_ended(found.handoff_id))
+        told_late = self._lead.mirrors.has_told_late(found.handoff_id)
+        return replace(found, is_heard=is_heard, has_ended=told_late or self._slots.has_ended(found.handoff_id))
 
     async def _carry_out(self, order: JobOrder, effects: Iterable[NoticeEffect]) -> None:
         for effect in effects:

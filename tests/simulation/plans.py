@@ -56,7 +56,9 @@ BESIDE_A_CUT = (
     "start again",
     "hello again",
 )
-CUT_OFF_SHARE, AT_BOUNDARY_SHARE = 0.15, 0.15
+IN_PAUSE = ("barrier fails", "barrier fails", "slow read", "slow read", "corrupt", "gradients late", "build fails")
+WHILE_IT_STREAMS = ("stream fails", "stream aborts", "stream stalls")
+CUT_OFF_SHARE, AT_BOUNDARY_SHARE, IN_PAUSE_SHARE = 0.15, 0.15, 0.15
 CUT_OFF_TIMES = 2.4
 """So many times its length a node is cut off."""
 QUIET = (0.0, 0.0, 0.05)
@@ -138,7 +140,10 @@ def draw_plan(random: Random) -> Plan:
     kind = random.random()
     if kind < CUT_OFF_SHARE:
         return _cut_off(random)
-    return _at_boundary(random) if kind < CUT_OFF_SHARE + AT_BOUNDARY_SHARE else _of_all_kinds(random)
+    kind -= CUT_OFF_SHARE
+    if kind < AT_BOUNDARY_SHARE:
+        return _at_boundary(random)
+    return _in_pause(random) if kind < AT_BOUNDARY_SHARE + IN_PAUSE_SHARE else _of_all_kinds(random)
 
 
 def _cut_off(random: Random) -> Plan:
@@ -190,6 +195,27 @@ def _at_boundary(random: Random) -> Plan:
         link=_link(random),
         settle_s=0.1 + 0.8 * random.random(),
         connects=connects,
+    )
+
+
+def _in_pause(random: Random) -> Plan:
+    """A notice is answered, and some of the ranks fail while they cut over, or while their state streams."""
+    members = tuple(Member(f"n{index}", 0) for index in range(4))
+    first = tuple(random.sample(members, 2 + (random.random() < 0.5)))
+    is_long, is_slow, streams = random.random() < 0.35, random.random() < 0.4, random.random() < 0.2
+    kinds = WHILE_IT_STREAMS if streams else IN_PAUSE
+    struck = random.sample(members, random.choice((1, 2, 3)))
+    return Plan(
+        members,
+        first,
+        3 + 4 * random.random() if is_long else 0.3 + random.random(),
+        QUIET,
+        notices=(Notice(0.5 + random.random(), random.choice(first).node_id, 6.0 + 9.0 * random.random()),),
+        faults=tuple(Fault(random.choice(kinds), "", 0.1, member, 1 + 9 * random.random()) for member in struck),
+        chaos_s=30.0,
+        link=_link(random),
+        parts=4 if is_long else 1,
+        slow_s=5.0 + 6.0 * random.random() if is_slow else 0.0,
     )
 
 

@@ -16,6 +16,7 @@ from liver_core.handoff.leader import Leader
 from liver_core.handoff.participant_events import ParticipantRecord, RankStage
 from liver_core.handoff.pending import PendingState
 from liver_core.handoff.proposer_events import HandoffEnded, ProposerEffect, ProposerEvent, ProposerRecord
+from service.handoffs.rules import is_open
 from service.jobs.causes import FirstCause
 from service.simulation.world.observer import Attempt, Observer, Violation, attempt_of, voters
 from tests.simulation.coverage import Coverage
@@ -41,7 +42,7 @@ BUSY = (
 LOOK_S = 0.25
 STORE_SEEN_S = 1.0
 TOLD_WITHIN_S = 6.0
-OPENS_IN_S, TAKEN_UP_WITHIN_S = 3.0, 1.0
+OPENS_IN_S, TAKEN_UP_WITHIN_S, END_TOLD_WITHIN_S = 3.0, 1.0, 6.0
 SLOW = (
     "slow read",
     "barrier fails",
@@ -86,6 +87,8 @@ class Truth(Observer):
         self.blamed: list[tuple[FirstCause | None, str]] = []
         self.was_asked_for = False  # a start that nobody needs
         self.attempts: dict[str, str] = {}  # each handoff that was opened -> its proposer
+        self.led: dict[str, str] = {}  # each handoff that has ended for its lead -> that
+        self.untold: dict[str, float] = {}  # since when its lead may tell that
         self.anyway: set[str] = set()  # those that a fault has opened
         self.restored_at: dict[Member, float] = {}  # when its agent came back last
         self.told: dict[Member, Order] = {}  # the newest revision that each rank was told of
@@ -125,6 +128,17 @@ class Truth(Observer):
         for agent in self.simulation.agents.values():
             if agent.rank is not None and agent.rank.alive:
                 self._takes_up_revisions(agent.rank)
+        for handoff_id, lead in self.led.items():
+            self._tells_its_end(handoff_id, lead)
+
+    def _tells_its_end(self, handoff_id: str, lead: str) -> None:
+        """The service hears of the end of each handoff, from who led it, also where that one was killed meanwhile."""
+        sim = self.simulation
+        row, is_there = sim.service.rows.handoffs.rows.get(handoff_id), sim.agent(lead).is_going
+        if row is None or not is_open(row.state) or not is_there or not sim.network.reaches_service(lead):
+            self.untold.pop(handoff_id, None)
+        elif sim.clock.now - self.untold.setdefault(handoff_id, sim.clock.now) > END_TOLD_WITHIN_S:
+            raise Violation(f"end untold: {handoff_id} has ended, and the service takes it for {row.state}")
 
     def _takes_up_revisions(self, rank: Rank) -> None:
         """A newer revision that a rank was told of, while it may still take one, does not wait for ever."""
@@ -492,6 +506,8 @@ class Truth(Observer):
     def handoff_ended(self, ended: HandoffEnded) -> None:
         """H7: an ending names what, where and why. Nobody is named where only the time was too short."""
         self.ended.append(ended)
+        if ended.handoff_id in self.attempts:
+            self.led[ended.handoff_id] = self.attempts[ended.handoff_id]
         self.over.add((ended.handoff_id, ended.generation))
         if ended.stage not in (Stage.ACTIVE, Stage.ABORTED, Stage.BROKEN):
             raise Violation(f"H7: {ended.handoff_id} ended {ended.stage}")

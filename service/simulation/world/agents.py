@@ -71,6 +71,7 @@ class SimAgent:
         self.skew_s = simulation.conditions.skew_s()  # of this node's clock
         self.rank: SimRank | None = None
         self.given_up: list[SimRank] = []  # for starts
+        self._ends_unseen: tuple[Rank, int] | None = None  # a process that has ended, and who will see it
         self.ticked_for: ParticipantRecord | None = None
         self.participant = self._new_participant()
         self.mirrors = Mirrors(self, simulation)
@@ -185,7 +186,7 @@ class SimAgent:
                 sim.observer.report_spoken(report, self.journal, self.rank)
                 sim.network.send(self.name, to, sim.agent(to).receive, report)
             case PrepareRank(order=order):
-                if self.rank is None or not self.rank.alive or (self.rank.world is None and self.rank.order != order):
+                if not self._is_busy() or (self._has_newcomer() and self.rank is not None and self.rank.order != order):
                     self._spawn(order)
                 self._command(SimRank.prepare, order)
             case StartRank(order=order):
@@ -218,6 +219,13 @@ class SimAgent:
                     sim.clock.after(0.05, self._no_process)
             case _:
                 assert_never(effect)
+
+    def _is_busy(self) -> bool:
+        """Whether there is a process, as far as it has seen."""
+        return self.rank is not None and (self.rank.alive or self._ends_unseen == (self.rank, self.incarnation))
+
+    def _has_newcomer(self) -> bool:
+        return self.rank is not None and self.rank.alive and self.rank.world is None
 
     def _spawn(self, order: Order) -> None:
         """A fresh process; one that was told to end before is killed and no longer counts."""
@@ -282,13 +290,18 @@ class SimAgent:
         self.handle(event)
         self.link.tell_rank()
 
-    def rank_exited(self, rank: Rank, reason: Reason) -> None:
-        """A process has ended, which its agent sees."""
+    def rank_exits(self, rank: Rank, reason: Reason, seen_in_s: float) -> None:
+        """A process has ended, which its agent sees after a while."""
+        self._ends_unseen = rank, self.incarnation
+        self.simulation.clock.after(seen_in_s, self._rank_exited, rank, reason)
+
+    def _rank_exited(self, rank: Rank, reason: Reason) -> None:
         if rank is self.rank:
             self.does(self._sees_end, rank, reason)
 
     def _sees_end(self, rank: Rank, reason: Reason) -> None:
         if rank is self.rank:
+            self._ends_unseen = None
             self._tell_death(rank, reason)
             self.handle(RankDied(reason))
             self.link.sync_soon()

@@ -93,7 +93,8 @@ class ServiceLink:
             deadline_utc=deadline_s,
             notice_at=notice_at if proposal.cause is HandoffCause.NOTICE else None,
             is_heard=bool(heard),
-            has_ended=any(ended.handoff_id == proposal.handoff_id for ended in agent.participant.record.ended),
+            has_ended=proposal.handoff_id in self._mirrors.told_late
+            or any(ended.handoff_id == proposal.handoff_id for ended in agent.participant.record.ended),
         )
 
     @property

@@ -16,6 +16,7 @@ from liver_core.handoff.leader_events import Purpose
 from liver_core.handoff.own_handoffs import Led, OwnHandoffs
 from liver_core.handoff.proposer_events import HandoffEnded, Proposal
 from liver_core.layout import Roster
+from service.handoffs.rules import is_open
 from service.simulation.world.parts import Agent
 from service.simulation.world.reports import Mirror
 from service.simulation.world.whole import Whole
@@ -34,7 +35,7 @@ class Mirrors:
         self._agent, self._sim = agent, simulation
         self.kept: dict[str, Mirror] = {}
         self.waiting: dict[str, Mirror] = {}
-        self._over: set[str] = set()  # of those that are kept
+        self.told_late: set[str] = set()  # of which the end is told since the agent started
         self._said_at = 0.0
         self._of_others: dict[str, Mirror] = {}  # what others have led, on this disk too
         self._since: dict[str, float] = {}  # when what waits began to
@@ -90,7 +91,6 @@ class Mirrors:
         """How one ended."""
         if (before := self.kept.get(ended.handoff_id)) is not None:
             state = handoff_ends.state_of_end(ended)
-            self._over.add(ended.handoff_id)
             self._say(replace(before, state=state, reason=ended.reason, decision=ended.decision))
 
     def say_stale(self, own: OwnHandoffs) -> None:
@@ -132,9 +132,14 @@ class Mirrors:
         self.waiting = self._of_others | self.kept
         self._since, self._told = {}, {}
         open_id = None if record.proposal is None else record.proposal.handoff_id
-        unfinished = [name for name in self.kept if name not in self._over]
+        unfinished = [name for name, mirror in self.kept.items() if is_open(mirror.state)]
+        self.told_late = set()
         for ended in handoff_ends.untold_ends(unfinished, record.ended, open_id=open_id):
-            self.say_ended(ended)
+            # On disk it stays as it was: one that is killed again tells the same again.
+            state, before = handoff_ends.state_of_end(ended), self.kept[ended.handoff_id]
+            end = replace(before, state=state, reason=ended.reason, decision=ended.decision)
+            self.waiting[ended.handoff_id] = replace(end, mirror_seq=before.mirror_seq + 1)
+            self.told_late.add(ended.handoff_id)
 
     def led(self, record: ProposerRecord) -> Led | None:
         """What was kept of the open handoff."""
@@ -149,9 +154,7 @@ class Mirrors:
         self._said_at = self._agent.now
         self._agent.link.tell_news()
         while len(self.kept) > KEPT_MAX:
-            oldest = next(iter(self.kept))
-            self._over.discard(oldest)
-            del self.kept[oldest]
+            del self.kept[next(iter(self.kept))]
 
 
 def _concerns(name: str, mirror: Mirror) -> bool:

@@ -242,7 +242,7 @@ class SimulatedWorld(ABC):
         number = rank.order.rank_of(rank.member) if rank.order is not None else 0
         killed = Reason("was killed by SIGKILL", "supervise", number, cause=FailureCause(FailedPart.RANK, "SIGKILL"))
         delay_s = max(rank.reports_until - self.clock.now, 0.0) + 0.02
-        self.clock.after(delay_s, self.agents[rank.member].rank_exited, rank, reason or killed)
+        self.agents[rank.member].rank_exits(rank, reason or killed, delay_s)
 
     def begin_world(self, roster: Roster) -> SimWorld:
         """A world that the service has started."""
