@@ -92,6 +92,7 @@ def test_an_agent_that_was_killed_before_it_told_an_end_tells_it_when_it_is_back
             NOT_OPENED.text if killed_at == "the proposal" else "a person said so",
         )
         assert said.mirror_seq > opened.mirror_seq and again.lead.is_idle
+        assert again.lead.mirrors.has_told_late(str(opened.handoff_id)), "nothing is opened again under this name"
 
     asyncio.run(run())
 
