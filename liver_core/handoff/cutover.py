@@ -385,7 +385,7 @@ class Cutover:
             case Level.STATE:
                 return self._propose(Decision.GO_REDO, self._why_redo())
             case _:
-                other = self._because("barrier", "another target does not hold the state")
+                other = self._felt("barrier", "another target does not hold the state")
                 return self._propose(Decision.NO_GO, self._reason if self.vote is Level.NOTHING else other)
 
     def _propose(self, wish: Decision, reason: Reason) -> tuple[CutoverEffect, ...]:
@@ -483,7 +483,7 @@ class Cutover:
     def _no_go_reason(self) -> Reason:
         if self._wish is Decision.NO_GO:
             return self._reason
-        return self._because("decision", "another rank did not get the state in time")
+        return self._felt("decision", "another rank did not get the state in time")
 
     def _late(self, phase: str) -> Reason:
         side = "target" if self.votes else "source"

@@ -293,7 +293,8 @@ class OwnHandoffs:
         self._opening = None
         said = Say(f"opening handoff {proposal.handoff_id} to {proposal.layout}: {purpose.reason}")
         effects = self.proposer.handle(Open(proposal), now)
-        if self.proposer.record.proposal != proposal:
+        if self.proposer.record.proposal != proposal:  # Too late: its number is used all the same.
+            self.proposer.record = replace(self.proposer.record, highest_generation=max(generation, self.used))
             return (said, *effects)
         self.led = Led(purpose.leaving, now)
         return (said, HandoffOpened(proposal, self.proposer.record.generation, purpose), *effects)

@@ -126,6 +126,9 @@ class Participant(RecordKeeper):
         match order.phase:
             case Phase.PREPARE:
                 return self._on_newer_prepare(order, now)
+            case Phase.PERMIT if order.plan_revision > promise.plan_revision and self.state in BEFORE_PERMISSION:
+                # Of a rescue, to which a newcomer may come later: it has missed the word of this revision.
+                return self._take_newer(order, now)
             case Phase.PERMIT if self.state is ParticipantState.READY and order.plan_revision == promise.plan_revision:
                 permitted = replace(promise, phase=Phase.PERMIT)
                 self.state, self._tag_heard = ParticipantState.PERMITTED, False
@@ -156,6 +159,10 @@ class Participant(RecordKeeper):
             # The boundary of the promised revision may come first, or has come. So only the promise counts.
             text = f"revision {order.plan_revision} is rejected: revision {promise.plan_revision} is {self.state}"
             return (self._report(now, self._because("amend", text)),)
+        return self._take_newer(order, now)
+
+    def _take_newer(self, order: Order, now: float) -> Effects:
+        assert self.record.order is not None
         refusal = amend_refusal(order, self.record.order, self.member, now)
         if refusal is not None:
             return self._abort(refusal, now)  # The old revision is obsolete, and the new one is impossible.

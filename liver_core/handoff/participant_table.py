@@ -21,8 +21,11 @@ _NEXT = {
         "restoring replaced aborting cutting_over": "=",
     },
     "Order.permit": {
-        "ready": "= permitted",
-        "idle restoring replaced preparing streaming permitted withdrawing aborting cutting_over active": "=",
+        "ready": "= permitted preparing aborting",
+        "idle": "= preparing",
+        "preparing": "= aborting",
+        "streaming": "= preparing aborting",
+        "restoring replaced permitted withdrawing aborting cutting_over active": "=",
     },
     "Order.withdraw": {
         "permitted": "= withdrawing",

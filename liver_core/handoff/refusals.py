@@ -3,7 +3,7 @@
 Pure. A refusal rejects one message. The sender may send the order again, and it may be accepted then.
 """
 
-from liver_core.handoff.messages import PROTOCOL_VERSION, Order, Phase, Promise, Reason
+from liver_core.handoff.messages import PROTOCOL_VERSION, Order, Phase, Promise, Reason, Rung
 from liver_core.handoff.participant_events import ParticipantRecord
 from liver_core.layout import Member
 
@@ -56,7 +56,7 @@ def ends_promise(order: Order, promised: Order | None) -> bool:
 def prepare_refusal(order: Order, record: ParticipantRecord, member: Member, job_id: str, now: float) -> Reason | None:
     """Why this member rejects a handoff to which it has no promise yet, or None."""
     rank = None if record.active is None else record.active.rank_of(member)
-    text = _envelope_refusal(order, job_id) or _fence_refusal(order, record) or _rung_refusal(order)
+    text = _envelope_refusal(order, job_id, member) or _fence_refusal(order, record) or _rung_refusal(order)
     text = text or _source_refusal(order, record)
     if text is None and _runs_no_rank(order, record, member):
         why = "" if record.reason is None else f" ({record.reason})"
@@ -80,14 +80,19 @@ def amend_refusal(order: Order, promised: Order, member: Member, now: float) -> 
     return None if text is None else Reason(text, REFUSED)
 
 
-def _envelope_refusal(order: Order, job_id: str) -> str | None:
+def _envelope_refusal(order: Order, job_id: str, member: Member) -> str | None:
     if order.protocol_version != PROTOCOL_VERSION:
         return f"protocol_version: must be {PROTOCOL_VERSION}, is {order.protocol_version}"
     if order.job_id != job_id:
         return f"job_id: this participant belongs to {job_id}, not to {order.job_id}"
-    if order.phase is not Phase.PREPARE:
+    if order.phase is not Phase.PREPARE and not (order.phase is Phase.PERMIT and _comes_later(order, member)):
         return f"phase: {order.phase} of a handoff that was never promised here"
     return None
+
+
+def _comes_later(order: Order, member: Member) -> bool:
+    """A newcomer to a rescue, for which permission does not wait: that may be the first that it hears."""
+    return order.rung is Rung.RESCUE and order.source is not None and member not in order.source.members
 
 
 def _fence_refusal(order: Order, record: ParticipantRecord) -> str | None:

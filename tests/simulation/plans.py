@@ -203,14 +203,18 @@ def _in_pause(random: Random) -> Plan:
     members = tuple(Member(f"n{index}", 0) for index in range(4))
     first = tuple(random.sample(members, 2 + (random.random() < 0.5)))
     is_long, is_slow, streams = random.random() < 0.35, random.random() < 0.4, random.random() < 0.2
-    kinds = WHILE_IT_STREAMS if streams else IN_PAUSE
+    kinds, step_s = WHILE_IT_STREAMS if streams else IN_PAUSE, 0.3 + random.random()
+    lead_s = 6.0 + 9.0 * random.random()
+    if is_long:  # It fits the notice when it is dropped.
+        step_s = 3 + 4 * random.random()
+        lead_s = 4.0 + step_s * random.random()
     struck = random.sample(members, random.choice((1, 2, 3)))
     return Plan(
         members,
         first,
-        3 + 4 * random.random() if is_long else 0.3 + random.random(),
+        step_s,
         QUIET,
-        notices=(Notice(0.5 + random.random(), random.choice(first).node_id, 6.0 + 9.0 * random.random()),),
+        notices=(Notice(0.5 + step_s * random.random(), random.choice(first).node_id, lead_s),),
         faults=tuple(Fault(random.choice(kinds), "", 0.1, member, 1 + 9 * random.random()) for member in struck),
         chaos_s=30.0,
         link=_link(random),

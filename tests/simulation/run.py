@@ -28,7 +28,7 @@ SEEDS_FOR_FULL_COVERAGE = 30_000
 
 @dataclass(slots=True)
 class Summary:
-    """What many seeds gave, in numbers."""
+    """What many seeds gave, in numbers. `violations`: failures by which a rule was broken, and nothing was raised."""
 
     seeds: int = 0
     steps: int = 0
@@ -38,6 +38,7 @@ class Summary:
     pairs: Counter[Pair] = field(default_factory=Counter)
     streams: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
+    violations: int = 0
 
     def add(self, other: Summary) -> None:
         self.seeds += other.seeds
@@ -48,6 +49,7 @@ class Summary:
         self.pairs += other.pairs
         self.streams += other.streams
         self.failures += other.failures
+        self.violations += other.violations
 
 
 def run_seeds(start: int, count: int, bug: str | None = None) -> Summary:
@@ -60,6 +62,7 @@ def run_seeds(start: int, count: int, bug: str | None = None) -> Summary:
                 simulation = run_seed(seed, machines)
             except Violation as violation:
                 summary.failures.append(str(violation))
+                summary.violations += 1
                 continue
             except Exception as error:  # A machine that raises is a failure like any other, and must name its seed.
                 summary.failures.append(f"seed {seed}: {type(error).__name__}: {error}")

@@ -12,7 +12,9 @@ from random import Random
 from liver_core.handoff import (
     CutoverDeadlines,
     HandoffId,
+    Order,
     ParticipantRecord,
+    Phase,
     Proposal,
     Reason,
     Rung,
@@ -58,6 +60,7 @@ HEARD_AGAIN_S = 2.0
 """After a cut the service has heard everybody again within that."""
 DEADLINE_S = 10.0
 """Of a handoff that is opened whatever the leader says."""
+BREAKS_WHEN_ABORTED = 0.05
 
 
 class Simulation(SimulatedWorld):
@@ -65,7 +68,7 @@ class Simulation(SimulatedWorld):
 
     def __init__(self, seed: int, machines: Machines | None = None, plan: Plan | None = None) -> None:
         self.seed = seed
-        self.random = Random(seed)
+        self.random, self.aborts = Random(seed), Random(f"aborts of {seed}")
         self.plan = plan if plan is not None else draw_plan(Random(f"plan of {seed}"))
         self.conditions: SeededConditions
         self.truth = Truth(self)
@@ -159,6 +162,15 @@ class Simulation(SimulatedWorld):
         if roster is not None:
             self.truth.struck(roster.node_ids()[0])
             self.service.start_again(roster.node_ids()[0])
+
+    def remember(self, order: Order) -> None:
+        """Now and then a rank breaks while it is told to drop what it prepares, and nobody sees that."""
+        super().remember(order)
+        is_faulty = order.phase is Phase.ABORT and self.plan.faults and not self.plan.scripted
+        if is_faulty and self.aborts.random() < BREAKS_WHEN_ABORTED:
+            member = self.aborts.choice(order.target.members)
+            breaks = Fault("rank breaks while its agent restarts", "", 0.0, member, 1.0)
+            self.clock.after(0.15 * self.aborts.random(), self.strike, breaks)
 
     def rank_says(self, rank: Rank, event: RankReported) -> None:
         """To the agent, in order. Some faults wait for it."""

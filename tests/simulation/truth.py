@@ -13,7 +13,7 @@ from agent.protocol.values import HandoffState
 from liver_core.handoff import OUT_OF_TIME, Decision, Order, Phase, Report, Rung, Stage
 from liver_core.handoff.generations import start_of
 from liver_core.handoff.leader import Leader
-from liver_core.handoff.participant_events import ParticipantRecord, RankStage
+from liver_core.handoff.participant_events import ParticipantRecord, ParticipantState, RankStage
 from liver_core.handoff.pending import PendingState
 from liver_core.handoff.proposer_events import HandoffEnded, ProposerEffect, ProposerEvent, ProposerRecord
 from service.handoffs.rules import is_open
@@ -42,6 +42,8 @@ BUSY = (
 LOOK_S = 0.25
 STORE_SEEN_S = 1.0
 TOLD_WITHIN_S = 6.0
+GIVES_UP_WITHIN_S = 5.0
+BOUND = (ParticipantState.PREPARING, ParticipantState.STREAMING, ParticipantState.READY, ParticipantState.PERMITTED)
 OPENS_IN_S, TAKEN_UP_WITHIN_S, END_TOLD_WITHIN_S = 3.0, 1.0, 6.0
 SLOW = (
     "slow read",
@@ -126,6 +128,7 @@ class Truth(Observer):
         self.simulation.clock.after(LOOK_S, self.look)
         self.notices.look()
         for agent in self.simulation.agents.values():
+            self._gives_up_in_time(agent)
             if agent.rank is not None and agent.rank.alive:
                 self._takes_up_revisions(agent.rank)
         for handoff_id, lead in self.led.items():
@@ -139,6 +142,15 @@ class Truth(Observer):
             self.untold.pop(handoff_id, None)
         elif sim.clock.now - self.untold.setdefault(handoff_id, sim.clock.now) > END_TOLD_WITHIN_S:
             raise Violation(f"end untold: {handoff_id} has ended, and the service takes it for {row.state}")
+
+    def _gives_up_in_time(self, agent: Agent) -> None:
+        """Nobody is bound before the boundary for long after the deadline, whether the lead says so or not."""
+        order, back_at = agent.participant.record.order, self.restored_at.get(agent.member, 0.0)
+        waits = agent.is_going and order is not None and agent.participant.state in BOUND
+        if not waits or order is None or self.simulation.clock.now - back_at < GIVES_UP_WITHIN_S:
+            return
+        if (late_s := agent.now - order.boundary_by(agent.member)) > GIVES_UP_WITHIN_S:
+            raise Violation(f"deadline ignored: {agent.name} is {agent.participant.state} {late_s:.1f} s after it")
 
     def _takes_up_revisions(self, rank: Rank) -> None:
         """A newer revision that a rank was told of, while it may still take one, does not wait for ever."""

@@ -327,7 +327,7 @@ class SimAgent:
         for roster in (record.active, None if record.order is None else record.order.target):
             if roster is None or self.member not in roster.members:
                 continue
-            for name in {*roster.node_ids(), *readers} - {self.name}:
+            for name in sorted({*roster.node_ids(), *readers} - {self.name}):
                 sim.network.tell(self.name, name, sim.agent(name).hear_of_death, roster.generation, self.member)
 
     def hear_of_death(self, generation: int, member: Member) -> None:

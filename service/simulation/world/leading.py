@@ -174,8 +174,8 @@ class Leading:
         """What waits for the service is told to those that stay."""
         if not self._mirrors.waiting:
             return
-        order, world = self._agent.participant.record.order, self.world()
-        rosters = [each for each in (world, None if order is None else order.target) if each is not None]
+        rosters = [mirror.target for mirror in self._mirrors.waiting.values()]
+        rosters += [each for each in (self._link.roster, self.world()) if each is not None]
         going = {fact.node_id for fact in self.notices.moving(utc(self._agent.now))}
         names = dict.fromkeys(name for roster in rosters for name in roster.node_ids() if name not in going)
         self._mirrors.relay(names)

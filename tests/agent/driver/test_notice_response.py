@@ -82,6 +82,8 @@ class LeadRecord:
         self.wanted: list[HandoffWanted] = []
         self.said: list[str] = []
         self.declined: list[tuple[UUID, str]] = []
+        self.told_late: set[str] = set()
+        self.mirrors = SimpleNamespace(has_told_late=self.told_late.__contains__)
 
     @property
     def asked(self) -> list[tuple[float, dict[str, tuple[float, float]]]]:
@@ -562,9 +564,11 @@ def test_a_proposal_is_told_with_what_is_known_of_its_notices_and_of_its_end(ord
         await scene.hear(withdrawn(notice("d")))
         assert scene.lead.wanted[-1].is_heard
         assert scene.lead.declined == [(wanted.handoff_id, "no notice moves the job away from d any more")]
-        scene.slots.ended = {str(wanted.handoff_id)}
-        await scene.response.consider(scene.order)
-        assert scene.lead.wanted[-1].has_ended
+        for ended in (scene.slots.ended, scene.lead.told_late):
+            ended.add(str(wanted.handoff_id))
+            await scene.response.consider(scene.order)
+            assert scene.lead.wanted[-1].has_ended
+            ended.clear()
 
     asyncio.run(run())
 

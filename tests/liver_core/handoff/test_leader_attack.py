@@ -1,6 +1,6 @@
 """Whatever happens to a leader, in whatever order: its rules hold at every moment."""
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from liver_core.handoff import Phase, RankStage, Reason
@@ -178,6 +178,7 @@ class Attacked(Scene):
 
 
 @given(st.sampled_from(("a", "b", "d")), st.lists(events, min_size=10, max_size=60))
+@example("a", [("look", {"b": 1.0}), ("time", 1.0), ("opens", {"a": 20.0}), ("asked", None), ("look", {"b": 1.0})])
 @settings(deadline=None, max_examples=300)
 def test_the_rules_of_a_leader_hold_whatever_happens(node_id: str, happened: list[tuple[str, object]]):
     now = Attacked(node_id)

@@ -314,10 +314,12 @@ def test_a_boundary_before_permission_was_taken_back_counts():
     assert (report.stage, report.promise.phase) == (Stage.CUTTING_OVER, Phase.PERMIT)
 
 
+@pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.PERMIT])
 @pytest.mark.parametrize("state", [ParticipantState.PREPARING, ParticipantState.STREAMING, ParticipantState.READY])
-def test_a_newer_revision_is_on_disk_before_the_rank_or_the_proposer_hears_of_it(state):
+def test_a_newer_revision_is_on_disk_before_the_rank_or_the_proposer_hears_of_it(state, phase):
+    """Its permission may be the first that a newcomer to a rescue hears of it: the others did not wait for it."""
     machine = participant_in(state)
-    effects = take(machine, order(plan_revision=2, deadline_utc=DEADLINE - 1))
+    effects = take(machine, order(phase, plan_revision=2, deadline_utc=DEADLINE - 1))
     assert isinstance(effects[0], Persist)
     assert effects[0].record.promise.plan_revision == 2
     assert effects[0].record.order.deadline_utc == DEADLINE - 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import liver_core.handoff
-from liver_core.handoff import Participant, Phase
+from liver_core.handoff import Participant, Phase, Rung
 from liver_core.handoff.messages import HandoffId
 from liver_core.handoff.participant_events import (
     OrderReceived,
@@ -53,7 +53,8 @@ def events() -> list[ParticipantEvent]:
     following = order(handoff_id=H2, parent=2, generation=3, source=roster(2, A, C), target=roster(3, A, C))
     ours = rank_says(RankStage.TRAINING, handoff_id=HandoffId(""), generation=2)
     broken = rank_says(RankStage.BROKEN, handoff_id=HandoffId(""))
-    return [*every_participant_event(), OrderReceived(following), ours, broken]
+    late = order(Phase.PERMIT, rung=Rung.RESCUE)
+    return [*every_participant_event(), OrderReceived(following), OrderReceived(late), ours, broken]
 
 
 def test_the_table_has_every_event_in_every_state():

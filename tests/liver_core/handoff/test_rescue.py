@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from liver_core.handoff import Cutover, CutoverDeadlines, Decision, FailedPart, FailureCause, Reason, Rung, Stage
+from liver_core.handoff import Cutover, CutoverDeadlines, Decision, FailedPart, FailureCause, Phase, Reason, Rung, Stage
 from liver_core.handoff.cutover import (
     ApplyStepInSource,
     BarrierPassed,
@@ -261,8 +261,11 @@ def test_the_deadline_is_that_of_the_old_world_and_newcomers_may_come_while_the_
 
 
 @pytest.mark.parametrize("revision", [1, 2])
-def test_an_order_that_comes_after_the_deadline_is_taken_by_a_newcomer_for_as_long_as_it_has_time(revision: int):
-    """The leavers may have been released by then."""
+@pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.PERMIT])
+def test_an_order_that_comes_after_the_deadline_is_taken_by_a_newcomer_for_as_long_as_it_has_time(
+    phase: Phase, revision: int
+):
+    """The leavers may have been released by then, and it may not have heard of anything before its permission."""
     rescue = order(rung=Rung.RESCUE, cutover=DEADLINES)
     sooner = replace(rescue, plan_revision=revision, deadline_utc=DEADLINE - 1.0)
     for member, now, taken in (
@@ -274,6 +277,7 @@ def test_an_order_that_comes_after_the_deadline_is_taken_by_a_newcomer_for_as_lo
         machine = participant(member)
         if revision > 1:
             machine.handle(OrderReceived(rescue), 1.0)
-        machine.handle(OrderReceived(sooner), now)
+        machine.handle(OrderReceived(replace(sooner, phase=phase)), now)
         held = machine.record.promise
         assert (held is not None and held.plan_revision == revision) is taken, (member, now)
+        assert held is None or held.phase is not Phase.PERMIT, "it has nothing that could cut over"
