@@ -667,12 +667,13 @@ LEADER = {
 BUGS = REQUIRED | MORE | PENDING | LEADER
 FIRST_SEEDS = {
     "abort forgotten while it builds": 400,
+    "checkpoint that began before a handoff and a start": 600,
     "deadline ignored": 400,
     "dropped step applied": 900,
-    "later revision forgotten": 1000,
+    "later revision forgotten": 1200,
     "newcomer goes without permission": 700,
     "next rung taken in silence": 400,
-    "stale roster": 200,
+    "stale roster": 700,
     "store that failed is waited for": 600,
     "tells nobody that it goes": 350,
     "vote without the share": 600,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from liver_core.layout import Member
@@ -46,7 +46,7 @@ FAULTS = (
 LEADS = ("agent crash", "agent crash between effects", "agent stands still", "node dies", "cut off from everybody")
 """What strikes the node that leads an open handoff."""
 ANOTHER_NOTICE = "another notice"
-AT_BOUNDARY = (ANOTHER_NOTICE, ANOTHER_NOTICE, ANOTHER_NOTICE, "rank dies", "agent crash", "start again", "store dies")
+AT_BOUNDARY = (*3 * (ANOTHER_NOTICE,), "rank dies", "rank dies", "agent crash", "start again", "store dies")
 BESIDE_A_CUT = (
     "agent crash",
     "agent crash between effects",
@@ -183,14 +183,17 @@ def _at_boundary(random: Random) -> Plan:
     of, kind = random.choice(("stays", "stays", "lead", "newcomer", "")), random.choice(AT_BOUNDARY)
     connects = random.random() < 0.5
     delay_s = (2.0 if connects else 0.7) * random.random()
-    faults = (Fault(kind, "ready", delay_s, random.choice(members), 1 + 9 * random.random(), of),)
+    fault = Fault(kind, "ready", delay_s, random.choice(members), 1 + 9 * random.random(), of)
+    if kind == "rank dies":
+        of = random.choice(("leaver", "leaver", "stays", "newcomer"))
+        fault = replace(fault, trigger="cutting_over", delay_s=0.4 * random.random(), of=of)
     return Plan(
         members,
         first,
         0.3 + random.random(),
         QUIET,
         notices=(notice,),
-        faults=faults + ((_fault(random, members),) if random.random() < 0.4 else ()),
+        faults=(fault, _fault(random, members)) if random.random() < 0.4 else (fault,),
         chaos_s=26.0,
         link=_link(random),
         settle_s=0.1 + 0.8 * random.random(),
@@ -203,8 +206,9 @@ def _in_pause(random: Random) -> Plan:
     members = tuple(Member(f"n{index}", 0) for index in range(4))
     first = tuple(random.sample(members, 2 + (random.random() < 0.5)))
     is_long, is_slow, streams = random.random() < 0.35, random.random() < 0.4, random.random() < 0.2
+    is_long, is_slow = is_long and not streams, is_slow and not streams
     kinds, step_s = WHILE_IT_STREAMS if streams else IN_PAUSE, 0.3 + random.random()
-    lead_s = 6.0 + 9.0 * random.random()
+    lead_s = (11.0 if streams else 6.0) + 9.0 * random.random()
     if is_long:  # It fits the notice when it is dropped.
         step_s = 3 + 4 * random.random()
         lead_s = 4.0 + step_s * random.random()
@@ -217,7 +221,7 @@ def _in_pause(random: Random) -> Plan:
         notices=(Notice(0.5 + step_s * random.random(), random.choice(first).node_id, lead_s),),
         faults=tuple(Fault(random.choice(kinds), "", 0.1, member, 1 + 9 * random.random()) for member in struck),
         chaos_s=30.0,
-        link=_link(random),
+        link=Link(one_sided=True) if streams else _link(random),
         parts=4 if is_long else 1,
         slow_s=5.0 + 6.0 * random.random() if is_slow else 0.0,
     )

@@ -6,6 +6,7 @@ It sees everything at once, which no party of the real protocol can. A violation
 from __future__ import annotations
 
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 from agent.protocol import handoff_ends
@@ -93,6 +94,7 @@ class Truth(Observer):
         self.untold: dict[str, float] = {}  # since when its lead may tell that
         self.anyway: set[str] = set()  # those that a fault has opened
         self.restored_at: dict[Member, float] = {}  # when its agent came back last
+        self.absent: dict[Member, tuple[float, float]] = {}  # since when it had no agent last, and until when
         self.told: dict[Member, Order] = {}  # the newest revision that each rank was told of
         self.behind: dict[Member, float] = {}  # since when it holds an older one, though it may take it
         self.stream_failures: dict[int, str] = {}  # generation of the source -> why the live rung failed there
@@ -125,9 +127,13 @@ class Truth(Observer):
 
     def look(self) -> None:
         """Several times a second: whether somebody acts on what is known."""
+        now = self.simulation.clock.now
         self.simulation.clock.after(LOOK_S, self.look)
         self.notices.look()
         for agent in self.simulation.agents.values():
+            if not agent.is_going:
+                began, ended = self.absent.get(agent.member, (0.0, -inf))
+                self.absent[agent.member] = began if ended > now - 2 * LOOK_S else now, now
             self._gives_up_in_time(agent)
             if agent.rank is not None and agent.rank.alive:
                 self._takes_up_revisions(agent.rank)
@@ -318,7 +324,9 @@ class Truth(Observer):
             raise Violation(f"pause: {order.handoff_id} is decided {now - first:.1f} s after a death that was seen")
 
     def _was_away(self, member: Member, since: float) -> bool:
-        return not self.simulation.agents[member].is_going or self.restored_at.get(member, 0.0) > since
+        """Whether it had no agent when it could have been told, or for long enough after."""
+        began, ended = self.absent.get(member, (inf, -inf))
+        return began < since + 2.0 and ended > since
 
     def fell(self, rank: RankInPause, order: Order) -> None:
         """`rank` can go on in no world. After a rescue has released its leavers, only a second failure may bring it so

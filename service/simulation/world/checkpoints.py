@@ -25,7 +25,7 @@ class Checkpoints:
 
     def __init__(self, simulation: Surroundings) -> None:
         self.simulation = simulation
-        self.random = simulation.draws("checkpoints")
+        self.random, self._disk = simulation.draws("checkpoints"), simulation.draws("disks that stand still")
         self.under_way: set[int] = set()
         self.published = 0
         self.version = 0  # of the newest
@@ -55,8 +55,8 @@ class Checkpoints:
         elif not may_publish(ranks):
             sim.clock.after(AGAIN_S, self._publish, world, ranks, version)
         else:
-            stalls = self.random.random() < SHARE_THAT_STALLS
-            sim.clock.after(STALLS_S * self.random.random() if stalls else 0.0, self._rename, world, ranks[0], version)
+            stalls = self._disk.random() < SHARE_THAT_STALLS and sim.conditions.chance(1.0)
+            sim.clock.after(STALLS_S * self._disk.random() if stalls else 0.0, self._rename, world, ranks[0], version)
 
     def _rename(self, world: World, first: Rank, version: int) -> None:
         """The first rank does it, after all have seen the lease."""
