@@ -102,7 +102,7 @@ class Participant(RecordKeeper):
         if self.state in (ParticipantState.RESTORING, ParticipantState.REPLACED):
             return ()  # The order will be sent again. There is nothing true to report until the rank answers.
         promise = self.record.promise
-        if order.job_id == self.job_id and promise is not None and is_promised(order, promise):
+        if order.job_id == self.job_id and promise is not None and is_promised(order, promise, self.record.order):
             return self._on_own_order(order, promise, now)
         if (ended := self._ended(order)) is not None:
             return (self._report_of(order, ended.stage, ended.reason, ended.decision, now),)
@@ -112,7 +112,7 @@ class Participant(RecordKeeper):
         refusal = prepare_refusal(order, self._settled(), self.member, self.job_id, now)
         if order.phase is Phase.ABORT and order.job_id == self.job_id:
             return self._burn(order, now)
-        return self._promise(order, now) if refusal is None else (self._refuse(order, refusal, now),)
+        return self._promise(_as_prepare(order), now) if refusal is None else (self._refuse(order, refusal, now),)
 
     def _settled(self) -> ParticipantRecord:
         """The record as a new handoff sees it. A handoff that is active here no longer binds; it gets retired."""
@@ -166,7 +166,7 @@ class Participant(RecordKeeper):
         refusal = amend_refusal(order, self.record.order, self.member, now)
         if refusal is not None:
             return self._abort(refusal, now)  # The old revision is obsolete, and the new one is impossible.
-        return self._take_revision(order, now)
+        return self._take_revision(_as_prepare(order), now)
 
     def _take_revision(self, order: Order, now: float) -> Effects:
         promise = Promise(order.handoff_id, order.generation, order.plan_revision, Phase.PREPARE)
@@ -477,3 +477,8 @@ class Participant(RecordKeeper):
         if self.state is ParticipantState.ACTIVE and now > kept_until:
             return self._retire(now)
         return ()
+
+
+def _as_prepare(order: Order) -> Order:
+    """Permission that is the first word of a plan: it counts when it comes again."""
+    return replace(order, phase=Phase.PREPARE)

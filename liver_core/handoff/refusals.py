@@ -36,10 +36,11 @@ def is_new_start(order: Order, record: ParticipantRecord, member: Member, job_id
     return is_ours and order.generation > record.highest_generation
 
 
-def is_promised(order: Order, promise: Promise) -> bool:
+def is_promised(order: Order, promise: Promise, held: Order | None) -> bool:
     """Whether the order is of the promised attempt. Two agents that do not hear each other may both open what the
-    service proposes: its name is one, the numbers are two."""
-    return (promise.handoff_id, promise.generation) == (order.handoff_id, order.generation)
+    service proposes: its name is one, the leads are two, and so are the numbers where both know as many."""
+    is_same = (promise.handoff_id, promise.generation) == (order.handoff_id, order.generation)
+    return is_same and (held is None or held.proposer_id == order.proposer_id)
 
 
 def ends_promise(order: Order, promised: Order | None) -> bool:

@@ -25,6 +25,8 @@ _BUILT = (Stage.STREAMING, Stage.READY)
 _WAITED_FOR = (Stage.IDLE, Stage.PREPARING, Stage.STREAMING, Stage.CUTTING_OVER)
 _DROPPED = (Stage.ABORTED, Stage.BROKEN, Stage.IDLE)
 _WAITED = FailureCause(FailedPart.PEER)
+NOTHING_FAILED = (OUT_OF_TIME, "amend", "cancel", "superseded")
+"""Phases of reasons for which a handoff is given up though nobody has failed."""
 """Of a member for which all others wait. Only who saw why it is late knows whether it is the one that failed."""
 _PAST_BOUNDARY = (Stage.CUTTING_OVER, Stage.ACTIVE, Stage.LEFT, Stage.BROKEN)
 
@@ -160,14 +162,18 @@ class Tally:
         return Stage.ABORTED if trains_on else Stage.BROKEN
 
     def reason_of_the_end(self, stage: Stage, reason: Reason) -> Reason:
-        """`reason`, for which the handoff was aborted. Where that is the time alone, and the old world ended all the
-        same, it is that of the rank that broke, or names the one that has not said how it ended."""
-        if stage is not Stage.BROKEN or reason.phase != OUT_OF_TIME:
+        """`reason`, for which the handoff was aborted. Where the old world ended too, it is what a rank says of itself
+        that broke; where none does, and nothing had failed before, that of one that broke, or it names the one that
+        has not said how it ended."""
+        if stage is not Stage.BROKEN:
             return reason
-        for member in self.members:
-            report = self._reports.get(member)
-            if report is not None and report.stage is Stage.BROKEN:
-                return self._blame(member, report.reason or reason)
+        reports = ((member, self._reports.get(member)) for member in self.members)
+        broke = [(member, it.reason or reason) for member, it in reports if it is not None and it.stage is Stage.BROKEN]
+        own = [(member, why) for member, why in broke if why.cause is None or why.cause.what is not FailedPart.PEER]
+        if own or (reason.phase in NOTHING_FAILED and broke):
+            return self._blame(*(own or broke)[0])
+        if reason.phase not in NOTHING_FAILED:
+            return reason
         silent = next((member for member in self.members if not self._has_dropped(member)), self.members[0])
         return self._blame(silent, replace(reason, cause=_WAITED))
 

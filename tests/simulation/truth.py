@@ -17,6 +17,7 @@ from liver_core.handoff.leader import Leader
 from liver_core.handoff.participant_events import ParticipantRecord, ParticipantState, RankStage
 from liver_core.handoff.pending import PendingState
 from liver_core.handoff.proposer_events import HandoffEnded, ProposerEffect, ProposerEvent, ProposerRecord
+from liver_core.handoff.refusals import REFUSED
 from service.handoffs.rules import is_open
 from service.jobs.causes import FirstCause
 from service.simulation.world.observer import Attempt, Observer, Violation, attempt_of, voters
@@ -79,7 +80,8 @@ class Truth(Observer):
         self.revision_at_boundary: dict[Attempt, int] = {}
         self.rung_at_boundary: dict[Attempt, tuple[Rung, Rung]] = {}  # generation -> rung ordered, and rung taken
         self.dropped_at: set[Attempt] = set()  # generations for which a step was dropped
-        self.deadlines: dict[Attempt, float] = {}  # generation -> of its newest revision
+        self.deadlines: dict[tuple[Attempt, str], float] = {}  # of the newest revision of each lead
+        self.permit_at: dict[tuple[Attempt, int], float] = {}  # when each revision had permission first
         self.parents: dict[Attempt, int] = {}  # generation -> generation of its source
         self.first_steps: dict[Attempt, set[Member]] = {}
         self.said_ready: set[tuple[Attempt, int, Member]] = set()
@@ -152,6 +154,7 @@ class Truth(Observer):
     def _gives_up_in_time(self, agent: Agent) -> None:
         """Nobody is bound before the boundary for long after the deadline, whether the lead says so or not."""
         order, back_at = agent.participant.record.order, self.restored_at.get(agent.member, 0.0)
+        back_at = max(back_at, self.absent.get(agent.member, (0.0, 0.0))[1])
         waits = agent.is_going and order is not None and agent.participant.state in BOUND
         if not waits or order is None or self.simulation.clock.now - back_at < GIVES_UP_WITHIN_S:
             return
@@ -310,8 +313,10 @@ class Truth(Observer):
 
     def _is_in_time(self, order: Order) -> None:
         """Whoever waits for a rank that is dead is told by the agent that has seen it, and waits no more. Who has no
-        agent for a while is not told."""
+        agent for a while is not told, and sources of which no target lives wait for their own limit."""
         sim, now = self.simulation, self.simulation.clock.now
+        if all(map(sim.is_gone, voters(order))):
+            return
         members = {*(order.source.members if order.source else ()), *voters(order)}
         gone = [member for member in members if sim.is_gone(member)]
         dead = {member: sim.died_at[member] for member in gone if member in sim.died_at}
@@ -423,6 +428,7 @@ class Truth(Observer):
             and rank is not None
             and rank.alive
             and rank.holds(report.handoff_id, report.generation)
+            and (report.reason is None or report.reason.phase != REFUSED)
         ):
             raise Violation(f"aborted is said while {rank} is {rank.stage} in {report.handoff_id}")
         if report.promise != journal.promise:
@@ -480,11 +486,13 @@ class Truth(Observer):
         if starts:
             raise Violation(f"H6: generation {order.generation} is used by {first} and {order.handoff_id}")
         self.parents[attempt_of(order)] = order.parent
-        if order.deadline_utc > self.deadlines.get(attempt_of(order), order.deadline_utc):
+        by = attempt_of(order), order.proposer_id
+        if order.deadline_utc > self.deadlines.get(by, order.deadline_utc):
             raise Violation(f"amended: the deadline of {order.handoff_id} is later in revision {order.plan_revision}")
         if order.phase is not Phase.ABORT:  # Whoever is dropped by a revision is told so under the one before.
-            self.deadlines[attempt_of(order)] = order.deadline_utc
+            self.deadlines[by] = order.deadline_utc
         if order.phase is Phase.PERMIT:
+            self.permit_at.setdefault((attempt_of(order), order.plan_revision), self.simulation.clock.now)
             self._all_said_ready(order)
             if attempt_of(order) not in self.rung_at_boundary:
                 self._has_its_store(order)
@@ -508,7 +516,13 @@ class Truth(Observer):
             raise Violation(f"stale roster: {rank} steps in generation {rank.world.generation}, not in {order.source}")
 
     def _has_its_store(self, order: Order) -> None:
-        store = self.simulation.store(order)
+        """A rescue that has permission goes on: its leavers may be released."""
+        store, permitted_at = self.simulation.store(order), self.permit_at.get((attempt_of(order), order.plan_revision))
+        if order.rung is Rung.RESCUE and permitted_at is not None and permitted_at <= store.died_at:
+            return
+        lead = self.simulation.agent(order.proposer_id)
+        if not lead.is_going or self._was_away(lead.member, store.died_at):
+            return
         if self.simulation.clock.now - store.died_at > STORE_SEEN_S:
             raise Violation(f"permission for {order.handoff_id} long after its store has died")
 

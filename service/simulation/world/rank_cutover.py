@@ -241,10 +241,11 @@ class CuttingRank:
 
     def stop_waiting_for_dead(self) -> bool:
         """It is told who is gone. Whether it has waited for that."""
-        waits = self.waits_for_dead is not None and self.waits_for_dead is self.cutover
-        if waits and self.cutover is not None:
-            self._read_done(self.cutover)
-        return waits
+        machine = self.cutover
+        if machine is None or self.waits_for_dead is not machine or machine.state is not CutoverState.READING:
+            return False
+        self._read_done(machine)
+        return True
 
     def knows_dead(self, members: Iterable[Member]) -> bool:
         """Whether it has been told of all of these, in the worlds of its handoff."""

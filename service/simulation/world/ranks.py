@@ -274,7 +274,12 @@ class SimRank(CuttingRank):
     def _look_for_boundary(self) -> None:
         """A newcomer that has permission looks into the store; of a rescue the boundary may be long past."""
         self.looks_for = self.pending.build if self.pending.awaits_boundary else self.looks_for
-        if not self.alive or self.world is not None or self.looks_for != self.pending.build:
+        if (
+            not self.alive
+            or self.world is not None
+            or self.looks_for != self.pending.build
+            or self.pending.order is None
+        ):
             return
         sim, order = self.simulation, self.pending_order()
         boundary = sim.store(order).boundary

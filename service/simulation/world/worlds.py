@@ -285,8 +285,8 @@ class SimWorld:
             rank.break_down(self.lost_peer(rank))
 
     def _give_up(self, steps: int) -> None:
-        if not self.dead and self.steps == steps and 0 < len(self.at_boundary) < len(self.roster.members):
-            self.collapse()
+        if self.steps == steps and 0 < len(self.at_boundary) < len(self.roster.members):
+            self.collapse()  # Where another rank has felt it before, this one feels it now.
 
 
 def _cuts_over(agreement: Agreement | None) -> bool:

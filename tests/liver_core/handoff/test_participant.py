@@ -328,6 +328,13 @@ def test_a_newer_revision_is_on_disk_before_the_rank_or_the_proposer_hears_of_it
     assert kinds(machine.handle(Tick(), DEADLINE - 0.5))[0] is Persist, "the nearer deadline counts"
 
 
+def test_another_lead_that_opens_the_same_proposal_under_the_same_number_is_refused():
+    machine = participant_in(ParticipantState.READY)
+    (report,) = reports_in(take(machine, order(plan_revision=2, proposer_id="another")))
+    assert report.reason is not None and report.reason.text.startswith("promised to handoff")
+    assert (machine.state, machine.record.promise.plan_revision) == (ParticipantState.READY, 1)
+
+
 def test_an_older_revision_that_comes_late_changes_nothing():
     machine = participant_in(ParticipantState.READY)
     take(machine, order(plan_revision=2))
