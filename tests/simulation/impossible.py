@@ -16,6 +16,7 @@ _CUTOVER: dict[tuple[str, str], str] = {
     ("held", "StateRead"): _ASKED_ONCE,
     ("held", "BarrierPassed BarrierFailed DecisionRead StoreUnreachable TargetBuilt"): _NOT_ASKED,
     ("voted", "TargetBuilt"): _NOT_ASKED,
+    ("building", "DecisionRead StoreUnreachable"): _NOT_ASKED,
     ("building", "StateRead CertificateCompared ComparisonFailed"): _ASKED_ONCE,
     ("decided", "TargetBuilt"): _ASKED_ONCE,
     ("decided", "StateRead CertificateCompared ComparisonFailed BarrierPassed BarrierFailed"): _OVER,
@@ -23,7 +24,23 @@ _CUTOVER: dict[tuple[str, str], str] = {
     ("fell", " ".join(CUTOVER_EVENTS)): _OVER,
 }
 
+_GIVES_UP_FIRST = "an agent gives up the older world, and only then takes the start that it has heard of with it"
+_NOTHING_OPEN = "a leader opens a handoff only where it has none open"
+_AMENDABLE = "a leader amends what prepares or has permission, and nothing else"
+_NO_CANCEL = "a leader has nothing to cancel where nothing is open"
+_SILENT = "who is silent counts as lost only while ranks prepare, or drop what they have (SILENT_IS_LOST)"
+
+_STARTS = "preparing streaming ready permitted withdrawing aborting cutting_over active restoring"
+_PROPOSER: dict[tuple[str, str], str] = {
+    ("preparing permitted withdrawing aborting retiring", "Open"): _NOTHING_OPEN,
+    ("idle withdrawing aborting retiring", "Amend"): _AMENDABLE,
+    ("idle", "Cancel"): _NO_CANCEL,
+    ("permitted withdrawing retiring", "MemberLost"): _SILENT,
+}
+
 IMPOSSIBLE: dict[Pair, str] = {
     **{("participant", str(state), event): reason for (state, event), reason in NEVER.items()},
+    **{("participant", state, "StartReceived"): _GIVES_UP_FIRST for state in _STARTS.split()},
+    **{("proposer", state, event): reason for (states, event), reason in _PROPOSER.items() for state in states.split()},
     **{("cutover", state, event): reason for (state, events), reason in _CUTOVER.items() for event in events.split()},
 }

@@ -213,6 +213,8 @@ class CuttingRank:
         sim, order = self.simulation, self.order
         if not self.alive or order is None or machine is None or self.cutover is not machine:
             return
+        if machine.state is not CutoverState.READING:
+            return  # It has waited for somebody who was dead, and was told so.
         assert order.source is not None
         if self.member not in order.target.members:
             self.cutover_event(StateRead(Level.EVERYTHING))
