@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from liver_core.state.checkpoint import _make_room, _publish, prune
-from liver_core.state.checkpoint_files import FILES_FILE, MEGATRON_FILES, SMALL_STATE_FILE, Author, author_of
+from liver_core.state.checkpoint_files import (
+    FILES_FILE,
+    MEGATRON_FILES,
+    SMALL_STATE_FILE,
+    Author,
+    announce_start,
+    author_of,
+)
 from liver_core.worlds.agreed_work import CannotDo
 
 
@@ -55,10 +62,10 @@ def test_where_the_new_checkpoint_cannot_take_its_place_the_one_that_had_it_stay
     monkeypatch.setattr(checkpoint, "damage_of", lambda folder: "")
     monkeypatch.setattr(checkpoint.os, "replace", refused)
     with pytest.raises(OSError, match="Input/output error"):
-        _publish(partial, target, {"step": 10}, {})
+        _publish(partial, target, {"step": 10}, {}, Author("b", 2))
     assert author_of(target) == Author("a", 1)
     monkeypatch.setattr(checkpoint.os, "replace", rename)
-    _publish(partial, target, {"step": 10} | Author("b", 2).as_json(), {})
+    _publish(partial, target, {"step": 10} | Author("b", 2).as_json(), {}, Author("b", 2))
     assert author_of(target) == Author("b", 2)
     assert [entry.name for entry in tmp_path.glob("step-*")] == ["step-000000010"]
 
@@ -67,8 +74,23 @@ def test_what_a_start_could_not_load_is_not_published(tmp_path: Path):
     partial = tmp_path / "step-000000010.partial-1"
     written(tmp_path / "other", 10).rename(partial)
     with pytest.raises(CannotDo, match=r"cannot be read: .*, though it was written so: a start could not load it"):
-        _publish(partial, tmp_path / "step-000000010", {"step": 10}, {})
+        _publish(partial, tmp_path / "step-000000010", {"step": 10}, {}, Author("a", 1))
     assert not (tmp_path / "step-000000010").exists()
+
+
+def test_a_start_that_announces_itself_while_the_disk_stands_still_is_the_only_one_that_publishes(
+    tmp_path: Path, monkeypatch
+):
+    from liver_core.state import checkpoint
+
+    partial = tmp_path / "step-000000010.partial-1"
+    written(tmp_path / "other", 10).rename(partial)
+    monkeypatch.setattr(checkpoint, "damage_of", lambda folder: announce_start(tmp_path, "a", 100_001))
+    with pytest.raises(CannotDo, match="a newer start of the job writes there"):
+        _publish(partial, tmp_path / "step-000000010", {"step": 10}, {}, Author("a", 1))
+    assert not (tmp_path / "step-000000010").exists()
+    _publish(partial, tmp_path / "step-000000010", {"step": 10}, {}, Author("a", 100_001))
+    assert (tmp_path / "step-000000010").exists()
 
 
 def test_before_a_checkpoint_is_written_what_earlier_starts_left_incomplete_makes_room(tmp_path: Path):
