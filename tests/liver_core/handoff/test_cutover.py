@@ -191,6 +191,16 @@ def test_a_go_over_a_state_that_is_not_held_here_is_not_followed():
     assert effect.reason.cause == FELT, "it has not failed itself"
 
 
+def test_a_target_that_holds_the_state_blames_nobody_for_another_that_does_not():
+    (effect,) = drive(voted(cutover()), BarrierPassed(Level.NOTHING))
+    assert isinstance(effect, ProposeDecision) and effect.reason.cause == FELT
+    leaver = cutover(in_target=False)
+    leaver.begin()
+    drive(leaver, StateRead(Level.EVERYTHING))
+    (effect,) = drive(leaver, DecisionRead(Decision.NO_GO))
+    assert isinstance(effect, ApplyStepInSource) and effect.reason.cause == FELT
+
+
 def test_a_leaver_publishes_stays_until_the_decision_and_enters_no_barrier():
     machine = cutover(in_target=False)
     assert machine.begin() == (ReadState(5, until=SOURCE),)

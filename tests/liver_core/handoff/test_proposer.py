@@ -251,6 +251,20 @@ def test_an_attempt_that_was_late_and_broke_a_rank_names_that_rank(said: Reason 
     assert (ending(effects).stage, ending(effects).reason) == (Stage.BROKEN, told)
 
 
+@pytest.mark.parametrize("why", [Reason("nobody wants it", "cancel"), Reason("the build failed", "build", 0)])
+def test_a_rank_that_broke_after_the_attempt_was_given_up_is_named_and_not_what_it_was_given_up_for(why: Reason):
+    died, missed = Reason("the device failed", "train", 1), FailureCause(FailedPart.PEER)
+    for said, told in ((died, replace(died, node="b")), (replace(died, cause=missed), None)):
+        machine = permitted()
+        feed(machine, Cancel(why))
+        effects = feed(machine, aborted(A), aborted(C), aborted(B, stage=Stage.BROKEN, reason=said))
+        found = ending(effects).reason
+        assert ending(effects).stage is Stage.BROKEN
+        if told is None:  # It only missed another: what had failed before counts, and else nobody is accused.
+            told = why if why.phase == "build" else replace(said, node="b")
+        assert found == told
+
+
 def test_who_has_not_come_to_the_boundary_is_named_where_others_are_past_it():
     machine = permitted()
     feed(machine, truth(ParticipantState.ACTIVE, A, report_seq=9))
