@@ -13,13 +13,10 @@ from typing import Any
 from agent.journal import Journal, Table
 from agent.link.outbox import Outbox
 from agent.protocol.peer import ROWS_PASSED_MAX, FactsBody
+from agent.protocol.relays import PATIENCE_S, PEERS, concerns
 from agent.protocol.sync import HandoffMirror
 from liver_core.steady_clock import Clock
 
-PEERS = 2
-"""So many others hold what waits."""
-PATIENCE_S = 3.0
-"""A service that is there has taken a fact by then."""
 AGAIN_S = 5.0
 """After a peer did not answer."""
 _NEEDED, _ROWS = ("handoffs", "checkpoints"), ("steps", "metrics")
@@ -126,11 +123,7 @@ class Relay:
 
 
 def _concerns(name: str, fact: Any) -> bool:
-    """The service takes a handoff from nodes of its two worlds only."""
-    if not isinstance(fact, HandoffMirror):
-        return True
-    source = fact.source.node_ids() if fact.source is not None else ()
-    return name in source or name in fact.target.node_ids()
+    return not isinstance(fact, HandoffMirror) or concerns(name, fact.source, fact.target)
 
 
 def _messages(facts: dict[tuple[str, object], Any]) -> Iterator[tuple[FactsBody, list[tuple[str, object]]]]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from agent.protocol.peer import DeathBody
 from agent.protocol.rank import PeerDied, StageReport
 from liver_core.handoff import FailedPart, Participant, Reason
-from liver_core.layout import Member, Roster
+from liver_core.layout import Member
 
 GENERATIONS_KEPT = 64
 _log = logging.getLogger(__name__)
@@ -48,13 +48,14 @@ class Deaths:
         member = Member(self._node_id, slot)
         is_felt = reason.cause is not None and reason.cause.what is FailedPart.PEER
         participant = self._participants.get(slot)
-        for roster in worlds_of(participant, member):
+        for roster, node_ids in () if participant is None else participant.record.worlds_without(member):
             here = replace(reason, rank=roster.rank_of(member), node=self._node_id)
             death = PeerDied(generation=roster.generation, member=member, reason=here)
             if not (is_felt and roster.generation in self._known):
                 self._known.append(roster.generation)
-                for node_id in sorted({*roster.node_ids(), *_readers(participant)} - {self._node_id}):
-                    self._send(node_id, DeathBody(death=death), f"death/{slot}/{roster.generation}")
+                for node_id in node_ids:
+                    if node_id != self._node_id:
+                        self._send(node_id, DeathBody(death=death), f"death/{slot}/{roster.generation}")
             await self._say(death)
 
     def work_of(self, sender: str, death: PeerDied) -> Callable[[], Awaitable[None]]:
@@ -68,18 +69,3 @@ class Deaths:
         _log.warning(text, death.generation, death.reason.rank, death.member.node_id, death.reason.text)
         self._known.append(death.generation)
         await self._say(death)
-
-
-def _readers(participant: Participant | None) -> tuple[str, ...]:
-    """Nodes whose ranks may be reading from a rank of the source world, though they have no part in that."""
-    record = None if participant is None else participant.record
-    return record.order.target.node_ids() if record is not None and record.order and record.had_permission else ()
-
-
-def worlds_of(participant: Participant | None, member: Member) -> tuple[Roster, ...]:
-    """The worlds that lose a rank with this member: the one that it steps in, and the one that it prepares."""
-    if participant is None:
-        return ()
-    record = participant.record
-    found = (record.active, None if record.order is None else record.order.target)
-    return tuple(roster for roster in found if roster is not None and member in roster.members)

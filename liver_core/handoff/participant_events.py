@@ -22,7 +22,7 @@ from liver_core.handoff.messages import (
     Stage,
     Tick,
 )
-from liver_core.layout import Roster
+from liver_core.layout import Member, Roster
 from liver_core.layout.limits import STRICT, Bound, Count
 
 
@@ -167,6 +167,14 @@ class ParticipantRecord:
         up by itself, for this reason, and only the word of its own permission may have been lost."""
         gives_up = self.promise is not None and reason is not None and reason.phase == OUT_OF_TIME
         return self.active is None and (self.had_permission or gives_up)
+
+    def worlds_without(self, member: Member) -> tuple[tuple[Roster, tuple[str, ...]], ...]:
+        """The worlds that lose a rank with this member: the one that it steps in, and the one that it prepares. Each
+        with the nodes of its ranks, in order, and of those that may be reading from them past a boundary."""
+        following = None if self.order is None else self.order.target
+        readers = following.node_ids() if following is not None and self.had_permission else ()
+        lost = (roster for roster in (self.active, following) if roster is not None and member in roster.members)
+        return tuple((roster, tuple(sorted({*roster.node_ids(), *readers}))) for roster in lost)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ _BUILT = (Stage.STREAMING, Stage.READY)
 _WAITED_FOR = (Stage.IDLE, Stage.PREPARING, Stage.STREAMING, Stage.CUTTING_OVER)
 _DROPPED = (Stage.ABORTED, Stage.BROKEN, Stage.IDLE)
 _WAITED = FailureCause(FailedPart.PEER)
-NOTHING_FAILED = (OUT_OF_TIME, "amend", "cancel", "superseded")
-"""Phases of reasons for which a handoff is given up though nobody has failed."""
 """Of a member for which all others wait. Only who saw why it is late knows whether it is the one that failed."""
+_NOTHING_FAILED = (OUT_OF_TIME, "amend", "cancel", "superseded")
+"""Phases of reasons for which a handoff is given up though nobody has failed."""
 _PAST_BOUNDARY = (Stage.CUTTING_OVER, Stage.ACTIVE, Stage.LEFT, Stage.BROKEN)
 
 
@@ -170,9 +170,9 @@ class Tally:
         reports = ((member, self._reports.get(member)) for member in self.members)
         broke = [(member, it.reason or reason) for member, it in reports if it is not None and it.stage is Stage.BROKEN]
         own = [(member, why) for member, why in broke if why.cause is None or why.cause.what is not FailedPart.PEER]
-        if own or (reason.phase in NOTHING_FAILED and broke):
+        if own or (reason.phase in _NOTHING_FAILED and broke):
             return self._blame(*(own or broke)[0])
-        if reason.phase not in NOTHING_FAILED:
+        if reason.phase not in _NOTHING_FAILED:
             return reason
         silent = next((member for member in self.members if not self._has_dropped(member)), self.members[0])
         return self._blame(silent, replace(reason, cause=_WAITED))

@@ -528,10 +528,6 @@ def _always(*_: object, **__: object) -> bool:
     return True
 
 
-def _never(*_: object) -> bool:
-    return False
-
-
 def _the_same_again(highest: int) -> int:
     return PLACES + 1
 

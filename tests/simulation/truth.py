@@ -95,7 +95,6 @@ class Truth(Observer):
         self.led: dict[str, str] = {}  # each handoff that has ended for its lead -> that
         self.untold: dict[str, float] = {}  # since when its lead may tell that
         self.anyway: set[str] = set()  # those that a fault has opened
-        self.restored_at: dict[Member, float] = {}  # when its agent came back last
         self.absent: dict[Member, tuple[float, float]] = {}  # since when it had no agent last, and until when
         self.told: dict[Member, Order] = {}  # the newest revision that each rank was told of
         self.behind: dict[Member, float] = {}  # since when it holds an older one, though it may take it
@@ -153,8 +152,7 @@ class Truth(Observer):
 
     def _gives_up_in_time(self, agent: Agent) -> None:
         """Nobody is bound before the boundary for long after the deadline, whether the lead says so or not."""
-        order, back_at = agent.participant.record.order, self.restored_at.get(agent.member, 0.0)
-        back_at = max(back_at, self.absent.get(agent.member, (0.0, 0.0))[1])
+        order, (_, back_at) = agent.participant.record.order, self.absent.get(agent.member, (0.0, 0.0))
         waits = agent.is_going and order is not None and agent.participant.state in BOUND
         if not waits or order is None or self.simulation.clock.now - back_at < GIVES_UP_WITHIN_S:
             return
@@ -463,7 +461,6 @@ class Truth(Observer):
     def agent_restored(self, member: Member, journal: ParticipantRecord) -> None:
         """A participant came back from its journal: no spoken promise may be forgotten."""
         self.notices.disturbed(member.node_id)
-        self.restored_at[member] = self.simulation.clock.now
         if self.giving_up.get(member, False) and journal.replaced is None:
             raise Violation(f"given-up rank forgotten: {member} was ending it for a start")
         bound, _ = self.bound.get(member, (None, 0.0))

@@ -186,7 +186,9 @@ class SimAgent:
                 sim.observer.report_spoken(report, self.journal, self.rank)
                 sim.network.send(self.name, to, sim.agent(to).receive, report)
             case PrepareRank(order=order):
-                if not self._is_busy() or (self._has_newcomer() and self.rank is not None and self.rank.order != order):
+                rank = self.rank
+                is_of_another = rank is not None and rank.alive and rank.world is None and rank.order != order
+                if is_of_another or not self._is_busy():
                     self._spawn(order)
                 self._command(SimRank.prepare, order)
             case StartRank(order=order):
@@ -223,9 +225,6 @@ class SimAgent:
     def _is_busy(self) -> bool:
         """Whether there is a process, as far as it has seen."""
         return self.rank is not None and (self.rank.alive or self._ends_unseen == (self.rank, self.incarnation))
-
-    def _has_newcomer(self) -> bool:
-        return self.rank is not None and self.rank.alive and self.rank.world is None
 
     def _spawn(self, order: Order) -> None:
         """A fresh process; one that was told to end before is killed and no longer counts."""
@@ -323,12 +322,10 @@ class SimAgent:
         if record.active is not None and reason is not None:
             self.link.lose_rank(rank, record.active, reason)
         sim = self.simulation
-        readers = record.order.target.node_ids() if record.order is not None and record.had_permission else ()
-        for roster in (record.active, None if record.order is None else record.order.target):
-            if roster is None or self.member not in roster.members:
-                continue
-            for name in sorted({*roster.node_ids(), *readers} - {self.name}):
-                sim.network.tell(self.name, name, sim.agent(name).hear_of_death, roster.generation, self.member)
+        for roster, names in record.worlds_without(self.member):
+            for name in names:
+                if name != self.name:
+                    sim.network.tell(self.name, name, sim.agent(name).hear_of_death, roster.generation, self.member)
 
     def hear_of_death(self, generation: int, member: Member) -> None:
         """Another agent has seen that its rank of this world is dead: the rank here is told."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from agent.protocol import handoff_ends
+from agent.protocol.relays import PATIENCE_S, PEERS, concerns
 from agent.protocol.values import HandoffState
 from liver_core.handoff import ProposerRecord
 from liver_core.handoff.leader_events import Purpose
@@ -24,8 +25,6 @@ from service.simulation.world.whole import Whole
 NEWS_S = 10.0
 """An open handoff is told again so often."""
 KEPT_MAX = 64
-PEERS, PATIENCE_S = 2, 3.0
-"""As in `agent.link.relay`."""
 
 
 class Mirrors:
@@ -90,8 +89,7 @@ class Mirrors:
     def say_ended(self, ended: HandoffEnded) -> None:
         """How one ended."""
         if (before := self.kept.get(ended.handoff_id)) is not None:
-            state = handoff_ends.state_of_end(ended)
-            self._say(replace(before, state=state, reason=ended.reason, decision=ended.decision))
+            self._say(_ended_copy(before, ended))
 
     def say_stale(self, own: OwnHandoffs) -> None:
         """The same where its newest copy is old."""
@@ -113,7 +111,11 @@ class Mirrors:
         due = [each for name, each in self.waiting.items() if agent.now - self._since[name] >= patience_s]
         reached = [name for name in to if name != agent.name and network.reaches(agent.name, name)] if due else []
         for name in reached[:PEERS]:
-            news = tuple(each for each in due if _concerns(name, each) and each not in self._told.get(name, ()))
+            news = tuple(
+                each
+                for each in due
+                if concerns(name, each.source, each.target) and each not in self._told.get(name, ())
+            )
             if news:
                 self._told[name] = (*self._told.get(name, ()), *news)[-KEPT_MAX:]
                 network.tell(agent.name, name, self._sim.agent(name).take_relayed, news)
@@ -136,9 +138,8 @@ class Mirrors:
         self.told_late = set()
         for ended in handoff_ends.untold_ends(unfinished, record.ended, open_id=open_id):
             # On disk it stays as it was: one that is killed again tells the same again.
-            state, before = handoff_ends.state_of_end(ended), self.kept[ended.handoff_id]
-            end = replace(before, state=state, reason=ended.reason, decision=ended.decision)
-            self.waiting[ended.handoff_id] = replace(end, mirror_seq=before.mirror_seq + 1)
+            before = self.kept[ended.handoff_id]
+            self.waiting[ended.handoff_id] = replace(_ended_copy(before, ended), mirror_seq=before.mirror_seq + 1)
             self.told_late.add(ended.handoff_id)
 
     def led(self, record: ProposerRecord) -> Led | None:
@@ -157,6 +158,5 @@ class Mirrors:
             del self.kept[next(iter(self.kept))]
 
 
-def _concerns(name: str, mirror: Mirror) -> bool:
-    source = () if mirror.source is None else mirror.source.node_ids()
-    return name in source or name in mirror.target.node_ids()
+def _ended_copy(before: Mirror, ended: HandoffEnded) -> Mirror:
+    return replace(before, state=handoff_ends.state_of_end(ended), reason=ended.reason, decision=ended.decision)

@@ -45,9 +45,10 @@ def scene(tmp_path: Path) -> Scene:
 
 
 def participant(active: Any, target: Any = None, *, had_permission: bool = False) -> Any:
-    order = None if target is None else SimpleNamespace(target=target)
-    awaited = active is None and had_permission
-    record = SimpleNamespace(active=active, order=order, had_permission=had_permission, is_awaited=lambda: awaited)
+    order = None if target is None else replace(order_of(), target=target)
+    phase = Phase.PERMIT if had_permission else Phase.PREPARE
+    promise = None if order is None else Promise(order.handoff_id, order.generation, 1, phase)
+    record = ParticipantRecord(active=active, order=order, promise=promise)
     return SimpleNamespace(record=record, state=ParticipantState.IDLE)
 
 

@@ -1,0 +1,13 @@
+"""Who is told what waits for the service, so that it is not lost with the node that has it. Pure."""
+
+from liver_core.layout import Roster
+
+PEERS = 2
+"""So many others hold what waits."""
+PATIENCE_S = 3.0
+"""A service that is there has taken a fact by then."""
+
+
+def concerns(name: str, source: Roster | None, target: Roster) -> bool:
+    """Whether this node is told of a handoff between these worlds: the service takes it from nodes of both only."""
+    return name in target.node_ids() or (source is not None and name in source.node_ids())
