@@ -157,18 +157,17 @@ class JobSlots:
 
     def ends_with(self, slot: int, said: StageReport) -> bool:
         """Whether a rank that says so makes no step any more, though others may wait for it: it is broken; or it is a
-        newcomer that gives up what others may be past the boundary of."""
+        newcomer that drops what others may be past the boundary of."""
         participant = self.participants.get(slot)
-        record = None if participant is None else participant.record
-        promise = None if record is None else record.promise
-        if said.stage is not RankStage.ABORTED or record is None or promise is None:
+        promise = None if participant is None else participant.record.promise
+        if said.stage is not RankStage.ABORTED or participant is None or promise is None:
             return said.stage is RankStage.BROKEN
-        return promise.handoff_id == str(said.handoff_id) and record.is_awaited(said.reason)
+        return promise.handoff_id == str(said.handoff_id) and participant.is_awaited(said.reason)
 
     def is_awaited(self, slot: int) -> bool:
         """Whether the rank of this slot is a newcomer that others may wait for past the boundary."""
         participant = self.participants.get(slot)
-        return participant is not None and participant.record.is_awaited()
+        return participant is not None and participant.is_awaited()
 
     def is_bound(self) -> bool:
         """Whether any rank of this node is promised to a handoff."""

@@ -61,6 +61,7 @@ class Participant(RecordKeeper):
     def __init__(self, *, job_id: str, member: Member, agent_incarnation: int, record: ParticipantRecord) -> None:
         super().__init__(job_id=job_id, member=member, agent_incarnation=agent_incarnation, record=record)
         self._tag_heard = False  # whether the rank has reported READY since permission
+        self._was_ready = False  # whether permission may have come to the others when the abort came here
 
     def start(self, now: float) -> Effects:
         """Re-adopt the rank: if the record has a promise or a world, ask the rank for its true stage (QueryRank). One
@@ -95,6 +96,12 @@ class Participant(RecordKeeper):
     def wants_ticks(self) -> bool:
         """Whether it waits for a deadline."""
         return self.state is not ParticipantState.IDLE
+
+    def is_awaited(self, reason: Reason | None = None) -> bool:
+        """Whether the others may be past the boundary and wait for the rank, a newcomer: by its record, where it gives up
+        for this reason; or it was ready when it was told to abort, and only the word of its permission may be lost."""
+        was_ready = self._was_ready and self.state is ParticipantState.ABORTING and self.record.active is None
+        return was_ready or self.record.is_awaited(reason)
 
     # Orders.
 
@@ -209,6 +216,7 @@ class Participant(RecordKeeper):
         assert promise is not None
         # Withdraw the tag first: a boundary may come before the world is dropped.
         withdraw = (ClearReadyTag(promise.handoff_id),) if self.state in MAY_SHOW_TAG else ()
+        self._was_ready = self.state is ParticipantState.READY and reason.phase != "amend"
         self.state = ParticipantState.ABORTING
         persist = self._persist(promise=replace(promise, phase=Phase.ABORT), reason=reason)
         return (persist, *withdraw, AbortRank(promise.handoff_id, reason), self._report(now))

@@ -209,7 +209,8 @@ def _is_over(row: HandoffRow, job: JobRow, new: Copy) -> bool:
 
 def _first_cause(session: Session, mirror: HandoffMirror) -> FirstCause | None:
     """What ended an attempt, by the reason of its lead and by what the agents of its nodes report of their ranks."""
-    if mirror.superseded:
+    is_broken = mirror.state is HandoffState.BROKEN
+    if mirror.superseded and not is_broken:
         return None
     worlds = [roster for roster in (mirror.source, mirror.target) if roster is not None]
     nodes = session.scalars(
@@ -234,7 +235,8 @@ def _first_cause(session: Session, mirror: HandoffMirror) -> FirstCause | None:
     told = None
     if mirror.reason is not None:
         told = cause_of_attempt(mirror.reason, store_node=mirror.store_node, source=mirror.source)
-    if told is not None and parent is not None and (known := FirstCause.of(parent.ended_by)) is not None:
+    known = FirstCause.of(parent.ended_by) if parent is not None else None
+    if known is not None and (told is not None or is_broken):
         ended.append(known)  # The world has ended meanwhile, and its ranks are not reported any more.
     complain = {node_id for node_id, _ in failed}
     away = [node.node_id for node in nodes if node.state != NodeState.READY and node.node_id not in complain]

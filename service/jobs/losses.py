@@ -25,7 +25,7 @@ def why_lost(view: JobView, limits: JobLimits) -> Loss | None:
         # Also while it trains on: it is not to be believed, and nobody can tell its agent to hand anything over.
         names = listed(view.revoked)
         return Loss(f"the key of {names} was revoked", of_node(view.revoked[0], view))
-    if view.broken or (view.errors and not (_goes_without_leavers(view) and _only_leavers_failed(view))):
+    if (view.errors or view.broken) and not (_goes_without_leavers(view) and _only_leavers_failed(view)):
         return _as_known(view)
     # Where the machine answers, the agent alone may be stopped or starved: its ranks wait for it, and lose nothing.
     unanswered = tuple(node for node in view.silent if node not in view.answering)
@@ -62,7 +62,7 @@ def may_know_more(view: JobView, limits: JobLimits) -> bool:
         return all(may_be_of_a_node(cause) for cause in causes)
     age_s = (view.now - view.lost_at).total_seconds() if view.lost_at else limits.first_cause_within_s
     is_open = view.handoff is not None and view.handoff.state is not HandoffState.PROPOSED
-    if is_open and not view.broken and _only_leavers_failed(view):
+    if is_open and _only_leavers_failed(view):
         return age_s < LEAVER_LOST_S
     return all(cause is not None and cause.known.may_follow for cause in causes) and age_s < limits.first_cause_within_s
 
@@ -123,5 +123,9 @@ def _all_sources_failed(view: JobView) -> bool:
 
 
 def _only_leavers_failed(view: JobView) -> bool:
+    """Whether all that is told of the loss is of nodes without which the open handoff goes, also by another handoff
+    that they broke."""
     staying = view.handoff.target_nodes if view.handoff is not None else ()
-    return all(error.node is not None and error.node not in staying for error in view.errors)
+    of_broken = (loss.cause.node if loss.cause is not None else None for loss in view.broken)
+    named = (*(error.node for error in view.errors), *of_broken)
+    return all(node is not None and node not in staying for node in named)

@@ -283,7 +283,7 @@ class SimAgent:
             self.does(self._hears, rank, event)
 
     def _hears(self, rank: Rank, event: RankReported) -> None:
-        gives_up = event.stage is RankStage.ABORTED and self.participant.record.is_awaited(event.reason)
+        gives_up = event.stage is RankStage.ABORTED and self.participant.is_awaited(event.reason)
         if event.stage is RankStage.BROKEN or gives_up:
             self._tell_death(rank, None)  # Taking the stage forgets which worlds it is of.
         self.handle(event)
@@ -317,7 +317,7 @@ class SimAgent:
     def _tell_death(self, rank: Rank, reason: Reason | None) -> None:
         """As `agent.peer.deaths`: agents say of their own ranks that they are dead, and tell the service too."""
         record = self.participant.record
-        if (rank.is_condemned and not record.is_awaited()) or rank.stage is RankStage.LEFT:
+        if (rank.is_condemned and not self.participant.is_awaited()) or rank.stage is RankStage.LEFT:
             return
         if record.active is not None and reason is not None:
             self.link.lose_rank(rank, record.active, reason)

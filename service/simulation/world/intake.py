@@ -108,7 +108,8 @@ class Intake:
 
     def _first_cause(self, mirror: Mirror) -> FirstCause | None:
         """What ended an attempt, by the reason of its lead and by what the agents of its nodes report of ranks."""
-        if mirror.superseded:
+        is_broken = mirror.state is HandoffState.BROKEN
+        if mirror.superseded and not is_broken:
             return None
         rosters = [roster for roster in (mirror.source, mirror.target) if roster is not None]
         wanted = {name for roster in rosters for name in roster.node_ids()}
@@ -123,7 +124,7 @@ class Intake:
         told = None
         if mirror.reason is not None:
             told = cause_of_attempt(mirror.reason, store_node=mirror.store_node, source=mirror.source)
-        if told is not None and parent is not None and parent.ended_by is not None:
+        if (told is not None or is_broken) and parent is not None and parent.ended_by is not None:
             ended.append(parent.ended_by)
         complain = {node for node, _ in failed}
         away = [n.node_id for n in nodes if n.state is not NodeState.READY and n.node_id not in complain]

@@ -528,3 +528,21 @@ def test_a_rank_that_was_in_no_handoff_is_just_adopted():
 def test_what_a_rank_says_of_its_world_alone_moves_no_participant(state, stage):
     machine = participant_in(state)
     assert (machine.handle(rank_says(stage), 3.0), machine.state) == ((), state)
+
+
+@pytest.mark.parametrize(
+    ("state", "member", "phase", "waits"),
+    [
+        (ParticipantState.READY, C, "superseded", True),
+        (ParticipantState.PREPARING, C, "superseded", False),
+        (ParticipantState.READY, C, "amend", False),
+        (ParticipantState.READY, A, "superseded", False),
+    ],
+)
+def test_the_others_may_wait_for_a_newcomer_that_was_ready_when_it_was_told_to_abort(state, member, phase, waits):
+    """All may have had permission, and only the word of its own was lost. A plan that is amended has none yet."""
+    machine = participant_in(state, member)
+    take(machine, replace(order(Phase.ABORT), reason=Reason("the lead wants it no more", phase)))
+    assert (machine.state, machine.is_awaited()) == (ParticipantState.ABORTING, waits)
+    machine.handle(rank_says(RankStage.ABORTED), NOW)
+    assert not machine.is_awaited()

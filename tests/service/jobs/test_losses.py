@@ -177,3 +177,15 @@ def test_where_every_member_leaves_and_all_have_died_the_next_world_has_seconds_
     assert (lost.do, lost.cause) == (Do.START, EVERYBODY[0].cause)
     assert act(replace(died, now=at(5.1), handoff=replace(swap, may_lose_leavers=True))).do is Do.NOTHING, "it goes"
     assert act(replace(died, now=at(60), errors=EVERYBODY[:2])).do is Do.NOTHING, "one of them can still be read"
+
+
+def test_a_leaver_that_broke_another_handoff_too_is_lost_by_the_one_that_goes_without_it():
+    """Two were open at once: that the earlier one broke says no more than that the leaver died."""
+    died = FirstCause(FailedPart.RANK, "c", 2)
+    broke = Loss("handoff 7 is broken: there is no such process", died, since=at(0))
+    goes = handoff(state=HandoffState.CUTTING_OVER, leaving=("c",), target_nodes=("a", "b"))
+    both = view(broken=(broke,), now=at(9), last_step_at=at(-1), handoff=goes)
+    assert act(both).do is Do.NOTHING
+    for other in (replace(died, node="b"), FirstCause(FailedPart.PEER), None):
+        assert act(replace(both, broken=(broke, replace(broke, cause=other)))).do is Do.START, other
+    assert act(replace(both, handoff=None)).do is Do.START

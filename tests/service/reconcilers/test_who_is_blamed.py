@@ -98,3 +98,14 @@ def test_a_newcomers_machine_that_fell_at_the_switch_is_the_cause(grown):
     for _ in range(30):
         fleet.round(trains=False, parts=misses(fleet, "a", "b") if fleet.job()["state"] == "running" else None)
     assert ended_by(fleet)[:2] == ("node", "d")
+
+
+def test_of_an_attempt_that_was_superseded_and_broke_all_the_same_the_cause_is_told(grown):
+    """Before it could end otherwise, a rank was killed. The end of the world names it, as its attempt does."""
+    fleet, target = grown
+    why = Reason("superseded: d will go too, one plan is made for all", "superseded", 1, node="b", cause=KILLED.cause(None))
+    fleet.round(trains=False, parts={"a": says(fleet, target, HandoffState.BROKEN, reason=why, superseded=True)})
+    attempt = next(each for each in fleet.handoffs() if each["superseded"])
+    assert (attempt["state"], attempt["ended_by"]["node"], attempt["ended_by"]["signal"]) == ("broken", "b", "SIGKILL")
+    fleet.round(seconds=1.0, trains=False)
+    assert ended_by(fleet) == ("rank", "b", 1, "SIGKILL")
