@@ -98,8 +98,8 @@ class Participant(RecordKeeper):
         return self.state is not ParticipantState.IDLE
 
     def is_awaited(self, reason: Reason | None = None) -> bool:
-        """Whether the others may be past the boundary and wait for the rank, a newcomer: by its record, where it gives up
-        for this reason; or it was ready when it was told to abort, and only the word of its permission may be lost."""
+        """Whether the others may be past the boundary and wait for the rank, a newcomer: by its record, where it gives
+        up for this reason; or it was ready when an abort came, and only the word of its permission may be lost."""
         was_ready = self._was_ready and self.state is ParticipantState.ABORTING and self.record.active is None
         return was_ready or self.record.is_awaited(reason)
 

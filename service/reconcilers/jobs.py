@@ -22,7 +22,7 @@ from service.incidents.operations import record as record_incident
 from service.incidents.tables import IncidentKind
 from service.jobs.membership import refresh_members
 from service.jobs.operations import close_generation, new_birth, set_state, start_generation, touch
-from service.jobs.queries import Situation, situation
+from service.jobs.queries import Situation, active_row, situation
 from service.jobs.rules import lost_steps, next_action
 from service.jobs.stalls import standstill
 from service.jobs.tables import ENDED, JobMemberRow, JobRow, JobState, MemberRole, SourceKind
@@ -188,12 +188,12 @@ def apply_action(session: Session, job: JobRow, action: Action, *, plan_digest: 
             if open_handoff(session, job.job_id) is None:
                 propose_handoff(session, job, action, plan_digest=plan_digest, now=now)
         case Do.DROP_HANDOFF:
-            _drop_open(session, job, action.reason, now=now)
+            _drop_open(session, job, action, now=now)
         case Do.ADOPT_WORLD:
             assert action.generation is not None
             adopt_world(session, job, action.generation, action.reason, now=now)
         case Do.SUSPEND:
-            _drop_open(session, job, action.reason, now=now)
+            _drop_open(session, job, action, now=now)
             set_state(session, job, JobState.SUSPENDING, action.reason, now=now)
             job.suspended_because = action.suspended_because
         case Do.SUSPEND_LATER:
@@ -201,7 +201,7 @@ def apply_action(session: Session, job: JobRow, action: Action, *, plan_digest: 
         case Do.SETTLE:
             assert action.state is not None
             if action.state in ENDED or action.state is JobState.STOPPING:
-                _drop_open(session, job, action.reason, now=now)
+                _drop_open(session, job, action, now=now)
             set_state(session, job, action.state, action.reason, now=now)
     # Whatever else is done calls a planned suspension off.
     job.suspends_at = action.suspends_at
@@ -222,7 +222,7 @@ def limits_of(settings: ServiceSettings) -> JobLimits:
 
 def _start(session: Session, job: JobRow, action: Action, *, now: datetime) -> None:
     assert action.target is not None
-    _drop_open(session, job, f"the job starts again: {action.reason}", now=now)
+    _drop_open(session, job, action, reason=f"the job starts again: {action.reason}", now=now)
     source = SourceKind.CHECKPOINT if action.checkpoint else SourceKind.INIT
     birth = new_birth(source, action.reason, checkpoint=action.checkpoint, lost_steps=action.lost_steps)
     if action.steps_after_s:
@@ -231,9 +231,13 @@ def _start(session: Session, job: JobRow, action: Action, *, now: datetime) -> N
     job.standing_plans, job.spares = [], []
 
 
-def _drop_open(session: Session, job: JobRow, reason: str, *, now: datetime) -> None:
+def _drop_open(session: Session, job: JobRow, action: Action, *, reason: str = "", now: datetime) -> None:
+    """What ends its world ends an attempt that agents have opened, too."""
+    world = active_row(session, job) if action.cause is not None else None
     while (row := open_handoff(session, job.job_id)) is not None:
-        drop_handoff(row, reason, now=now)
+        if row.generation is not None and row.ended_by is None and world is not None:
+            row.ended_by = world.ended_by
+        drop_handoff(row, reason or action.reason, now=now)
         session.flush()
 
 

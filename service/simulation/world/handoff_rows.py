@@ -133,9 +133,11 @@ class HandoffRows:
         self._keep(row)
         return row
 
-    def drop_open(self, reason: str, now: datetime) -> None:
-        """Abort all that is open. If agents do drive it, their next copy counts again."""
+    def drop_open(self, reason: str, now: datetime, cause: FirstCause | None) -> None:
+        """Abort all that is open, by what ends its world. If agents do drive it, their next copy counts again."""
         while (row := self.open_row()) is not None:
+            if row.generation is not None and row.ended_by is None:
+                row.ended_by = cause
             _drop(row, reason, now)
 
     def decline(self, handoff_id: str, by: str, reason: str, now: datetime) -> bool:

@@ -378,21 +378,21 @@ class SimService:
                 job.reason = action.reason
             return
         self._hooks.note(f"the service: {action.do}: {action.reason}")
-        self._close_generation(action)
+        cause = self._close_generation(action)
         if action.do is Do.START and job.state in (JobState.STARTING, JobState.RUNNING):
             self._hooks.lost(action.cause, action.reason)
         match action.do:
             case Do.START:
-                self._start(action, planned)
+                self._start(action, planned, cause)
             case Do.PROPOSE:
                 self._propose(action, planned)
             case Do.DROP_HANDOFF:
-                self.rows.handoffs.drop_open(action.reason, now)
+                self.rows.handoffs.drop_open(action.reason, now, cause)
             case Do.ADOPT_WORLD:
                 assert action.generation is not None
                 self.rows.adopt_world(action.generation, action.reason, now)
             case Do.SUSPEND:
-                self.rows.handoffs.drop_open(action.reason, now)
+                self.rows.handoffs.drop_open(action.reason, now, cause)
                 job.set_state(JobState.SUSPENDING, action.reason, now)
                 job.suspended_because = action.suspended_because
             case Do.SUSPEND_LATER:
@@ -400,7 +400,7 @@ class SimService:
             case Do.SETTLE:
                 assert action.state is not None
                 if action.state in ENDED or action.state is JobState.STOPPING:
-                    self.rows.handoffs.drop_open(action.reason, now)
+                    self.rows.handoffs.drop_open(action.reason, now, cause)
                 job.set_state(action.state, action.reason, now)
         # Whatever else is done calls a planned suspension off.
         job.suspends_at = action.suspends_at
@@ -409,15 +409,18 @@ class SimService:
         job.crashes = action.crashes or job.crashes
         self._change_orders()
 
-    def _close_generation(self, action: Action) -> None:
+    def _close_generation(self, action: Action) -> FirstCause | None:
         row = self.rows.generations.active_row
-        if action.cause is not None and row is not None and row.ended_by is None:
+        if action.cause is None or row is None:
+            return None
+        if row.ended_by is None:
             row.ended_by = at_store(action.cause, row.store_node)
+        return row.ended_by
 
-    def _start(self, action: Action, planned: Planned) -> None:
+    def _start(self, action: Action, planned: Planned, cause: FirstCause | None) -> None:
         assert action.target is not None
         job, generations, now_s = self.rows.job, self.rows.generations, self._clock.now
-        self.rows.handoffs.drop_open(f"the job starts again: {action.reason}", utc(now_s))
+        self.rows.handoffs.drop_open(f"the job starts again: {action.reason}", utc(now_s), cause)
         number, target, given = next_start(generations.next_number - 1), action.target, action.checkpoint
         self._hooks.started(number)
         roster = Roster(self._job.job_id, number, target.layout, target.members)

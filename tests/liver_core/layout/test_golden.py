@@ -34,7 +34,7 @@ CASES = [f"{model} {layout}" for model, layouts in LAYOUTS.items() for layout in
 
 
 def lines(manifest: Manifest, layout: ParallelLayout) -> Iterator[str]:
-    """Of every rank its parts of buckets, of parameters and of the global tensors, each with its place in the region."""
+    """Of each rank its parts of buckets, of parameters and of global tensors, each with its place in the region."""
     for rank in range(layout.world_size):
         owned = shard_ranges(manifest, layout, rank)
         yield f"rank {rank}: {owned.region_numel}"

@@ -61,6 +61,7 @@ def ended_by(fleet: Fleet) -> tuple[str, str | None, int | None, str | None]:
 def test_a_newcomer_that_was_killed_at_the_switch_is_the_cause_and_not_who_was_the_last_to_report(grown):
     fleet, target = grown
     cuts_over = says(fleet, target, HandoffState.CUTTING_OVER)
+    (broke,) = says(fleet, target, HandoffState.BROKEN, reason=MISSES_A_PEER)["handoffs"]
     fleet.round(trains=False, parts={"a": misses(fleet, "a")["a"] | cuts_over, "b": misses(fleet, "b")["b"]})
     order = fleet.agents["a"].job_order()
     end = Reason(str(KILLED), "switch", 3, cause=KILLED.cause(None))
@@ -73,6 +74,11 @@ def test_a_newcomer_that_was_killed_at_the_switch_is_the_cause_and_not_who_was_t
     for seconds in (1.0, 1.0, 0.1):
         fleet.round(seconds=seconds, trains=False, parts=parts)
     assert ended_by(fleet) == ("rank", "d", 3, "SIGKILL")
+    (attempt,) = fleet.handoffs()
+    assert attempt["reason"].startswith("the job starts again: ") and attempt["ended_by"]["signal"] == "SIGKILL"
+    fleet.round(trains=False, parts={"a": {"handoffs": (broke,)}})
+    (attempt,) = fleet.handoffs()
+    assert attempt["ended_by"]["node"] == "d", "what its lead says late changes nothing"
 
 
 def test_where_only_the_lead_says_that_the_switch_failed_the_node_that_is_not_heard_is_the_cause(grown):
@@ -103,7 +109,8 @@ def test_a_newcomers_machine_that_fell_at_the_switch_is_the_cause(grown):
 def test_of_an_attempt_that_was_superseded_and_broke_all_the_same_the_cause_is_told(grown):
     """Before it could end otherwise, a rank was killed. The end of the world names it, as its attempt does."""
     fleet, target = grown
-    why = Reason("superseded: d will go too, one plan is made for all", "superseded", 1, node="b", cause=KILLED.cause(None))
+    text = "superseded: d will go too, one plan is made for all"
+    why = Reason(text, "superseded", 1, node="b", cause=KILLED.cause(None))
     fleet.round(trains=False, parts={"a": says(fleet, target, HandoffState.BROKEN, reason=why, superseded=True)})
     attempt = next(each for each in fleet.handoffs() if each["superseded"])
     assert (attempt["state"], attempt["ended_by"]["node"], attempt["ended_by"]["signal"]) == ("broken", "b", "SIGKILL")
