@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from liver_core.same_value import same_value
 from liver_core.state.megatron_optimizer import distributed_optimizer, unwrapped
+from liver_core.state.optimizer_step import group_key
 from liver_core.state.step_counts import UnsupportedState
 from liver_core.training.job import TrainState
 from liver_core.worlds.megatron import MegatronWorld, split_parameters
@@ -37,6 +39,7 @@ def check_built(state: Any, world: MegatronWorld) -> TrainState:
     _check_settings(state)
     _check_buffers(unwrapped(state.model))
     _check_marks(state)
+    check_groups(state)
     if world.layout.pp > 1 and tied_embeddings(state):
         raise UnsupportedState(
             f"share_embeddings_and_output_weights: tied embeddings do not run with PP above 1 (layout {world.layout}); "
@@ -117,6 +120,18 @@ def _check_marks(state: TrainState) -> None:
                 "optimizer: was made before the parameters were marked as tensor parallel, and the gradient norm would "
                 "come out wrong; call mark_tensor_parallel(model) before get_megatron_optimizer "
                 f"({_FINISH_BUILD})"
+            )
+
+
+def check_groups(state: TrainState) -> None:
+    """A group is known by its settings in every world. Raises UnsupportedState where two could be taken for one."""
+    rates: dict[str, tuple[Any, Any]] = {}
+    for group in distributed_optimizer(state.optimizer).optimizer.param_groups:
+        here = group["lr"], group["weight_decay"]
+        if not same_value(there := rates.setdefault(group_key(group, ()), here), here):
+            raise UnsupportedState(
+                f"parameter groups: two have the same settings and other rates, (lr, weight_decay) {there} and {here}; "
+                "the next world could not tell them apart: give one of them a setting of its own, as wd_mult or lr_mult"
             )
 
 

@@ -8,6 +8,7 @@ over one DDP chunk in one buffer, dense, fp32 or bf16 with fp32 masters and fp32
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
@@ -84,9 +85,8 @@ def _spec(name: str, parameter: torch.nn.Parameter, entry: Any, order: int, worl
     shape = list(parameter.shape)
     if tp_dim is not None:
         shape[tp_dim] *= world.layout.tp
-    prepended = pieces[0].prepend_axis_num
-    layer = pieces[0].global_offset[0] if prepended else -1
-    place = "layer" if prepended else ("first" if world.coordinates.pp == 0 and "embedding" in name else "last")
+    layer = _layer_of(pieces[0])
+    place = "layer" if layer >= 0 else ("first" if world.coordinates.pp == 0 and "embedding" in name else "last")
     return ParameterSpec(
         name=_global_name(name, layer),
         shape=tuple(shape),
@@ -97,6 +97,15 @@ def _spec(name: str, parameter: torch.nn.Parameter, entry: Any, order: int, worl
         layer=layer,
         order=order,
     )
+
+
+def _layer_of(piece: ShardedTensor) -> int:
+    """The global number of the decoder's layer; -1 outside. Where layers differ in form Megatron does not stack them:
+    the number is in the key then, and not in the offset."""
+    stands = re.match(r"decoder\.layers\.(\d+)\.", piece.key)
+    if stands is not None:
+        return int(stands[1])
+    return piece.global_offset[0] if piece.prepend_axis_num else -1
 
 
 def _pieces(entry: Any) -> list[ShardedTensor]:

@@ -15,8 +15,9 @@ from megatron.core.optimizer import clip_grads
 from megatron.core.utils import local_multi_tensor_l2_norm
 
 from liver_core.device import read
+from liver_core.same_value import same_value
 from liver_core.state.megatron_optimizer import distributed_optimizer
-from liver_core.state.step_counts import counts_of, form_of, set_counts
+from liver_core.state.step_counts import UnsupportedState, counts_of, form_of, set_counts, step_and_count
 
 if TYPE_CHECKING:
     from liver_core.training.job import TrainState
@@ -65,7 +66,7 @@ def apply_step(state: TrainState, grad_norm: float) -> None:
     optimizer.prepare_grads()
     if optimizer.config.clip_grad > 0.0:
         clip_grads.clip_grad_by_total_norm_fp32([*optimizer.get_parameters()], optimizer.config.clip_grad, grad_norm)
-    optimizer.step_with_ready_grads()
+    step_and_count(optimizer.optimizer, optimizer.step_with_ready_grads)
     _gather_in_next_forward(state)
     if state.scheduler is not None:
         state.scheduler.step(increment=1)
@@ -106,27 +107,32 @@ def _gather_in_next_forward(state: TrainState) -> None:
 
 # Megatron puts `step` into groups also where the class does not count there: when it loads a checkpoint.
 _NOT_CONTENT = ("params", "lr", "weight_decay", "step")
+_BY_LAYOUT = "is_expert_parallel"
+"""Whether a group's parameters are cut over experts: with EP1 none is."""
 
 
 def hyper_parameters(state: TrainState) -> list[dict[str, Any]]:
     """Learning rate and weight decay of each parameter group, keyed by the group's content, not by its index; and, of
-    a class that counts in its groups, these `counts`."""
+    a class that counts in its groups, these `counts`. By key, and groups of one key once."""
     return group_values(distributed_optimizer(state.optimizer).optimizer)
 
 
 def group_values(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """`hyper_parameters` of Megatron's inner optimizer."""
+    """`hyper_parameters` of Megatron's inner optimizer. Raises UnsupportedState where two groups of one key differ."""
     counted = form_of(optimizer).counted
-    return [
-        {"key": group_key(group, counted), "lr": group["lr"], "weight_decay": group["weight_decay"]}
-        | ({"counts": counts_of(group, counted)} if counted else {})
-        for group in optimizer.param_groups
-    ]
+    found: dict[str, dict[str, Any]] = {}
+    for group in optimizer.param_groups:
+        key = group_key(group, counted)
+        value = {"key": key, "lr": group["lr"], "weight_decay": group["weight_decay"]}
+        value |= {"counts": counts_of(group, counted)} if counted else {}
+        if not same_value(found.setdefault(key, value), value):
+            raise UnsupportedState(f"parameter groups of the same settings, {key}: {found[key]} and {value} differ")
+    return [found[key] for key in sorted(found)]
 
 
 def set_hyper_parameters(state: TrainState, groups: list[dict[str, Any]]) -> None:
     """Set learning rate, weight decay and counts. Raises KeyError naming a group that the other world did not have."""
-    known = {group["key"]: group for group in groups}
+    known = {everywhere(group["key"]): group for group in groups}
     optimizer = distributed_optimizer(state.optimizer).optimizer
     counted = form_of(optimizer).counted
     for group in optimizer.param_groups:
@@ -138,5 +144,12 @@ def set_hyper_parameters(state: TrainState, groups: list[dict[str, Any]]) -> Non
 
 
 def group_key(group: Mapping[str, Any], counted: Collection[str]) -> str:
-    """What a group is known by in every world: its settings, without what a schedule sets or a step changes."""
-    return ";".join(f"{key}={group[key]!r}" for key in sorted(group) if key not in _NOT_CONTENT and key not in counted)
+    """What a group is known by in every world: its settings, without what a schedule sets, a step changes or a layout
+    decides."""
+    left_out = {*_NOT_CONTENT, _BY_LAYOUT, *counted}
+    return ";".join(f"{key}={group[key]!r}" for key in sorted(group) if key not in left_out)
+
+
+def everywhere(key: str) -> str:
+    """The key of a group from a checkpoint of an older release, which said where the layout had put it."""
+    return ";".join(part for part in key.split(";") if not part.startswith(f"{_BY_LAYOUT}="))

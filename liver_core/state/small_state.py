@@ -13,7 +13,13 @@ from typing import Any
 from liver_core.certificate import MASK, CertificatePlan
 from liver_core.state.live_state import LiveState
 from liver_core.state.megatron_optimizer import attach_moments, element_scalars, has_stepped
-from liver_core.state.optimizer_step import group_key, group_values, hyper_parameters, set_hyper_parameters
+from liver_core.state.optimizer_step import (
+    everywhere,
+    group_key,
+    group_values,
+    hyper_parameters,
+    set_hyper_parameters,
+)
 from liver_core.state.step_counts import digest_of, form_of
 from liver_core.training.cursor import DataCursor
 from liver_core.training.job import TrainingJob, TrainState
@@ -80,7 +86,7 @@ def count_sums(live: LiveState, plan: CertificatePlan, small: Mapping[str, Any])
     """
     optimizer = live.optimizer.optimizer
     counted = form_of(optimizer).counted
-    counts = {group["key"]: group.get("counts", {}) for group in small["hyper_parameters"]}
+    counts = {everywhere(group["key"]): group.get("counts", {}) for group in small["hyper_parameters"]}
     beside = [small["element_scalars"], small["stepped"]]
     places = {part.region_offset: part.name for part in live.shards.parameters if part.numel}
     names = {id(parameter): places[window.start] for parameter, window in live.windows}

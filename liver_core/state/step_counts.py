@@ -7,7 +7,7 @@ group. Both are found by stepping one tiny parameter with the job's class and se
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -83,9 +83,11 @@ def _probed(optimizer: torch.optim.Optimizer) -> OptimizerForm:
     return OptimizerForm(state, tuple(sorted(counted)), attributes)
 
 
-def _probe(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], attributes: Mapping[str, Any]) -> Any:
+def _probe(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], attributes: Mapping[str, Any], device: Any = None
+) -> Any:
     """An optimizer like the job's over one tiny parameter, with the settings of `group`, beside its parameters."""
-    device = group["params"][0].device
+    device = group["params"][0].device if device is None else device
     parameter = torch.nn.Parameter(torch.zeros(PROBE_ELEMENTS, device=device))
     parameter.grad = torch.ones(PROBE_ELEMENTS, device=device)
     settings = {name: value for name, value in group.items() if name != "params"}
@@ -155,6 +157,37 @@ def set_counts(group: dict[str, Any], counts: Mapping[str, Any], counted: Iterab
     for name in counted:
         group.pop(name, None)
     group.update(counts)
+
+
+def step_and_count(optimizer: torch.optim.Optimizer, step: Callable[[], object]) -> None:
+    """Make one step by `step`, and have the groups of which this rank owns nothing count it too.
+
+    Fused optimizers skip a group without parameters. With many data-parallel ranks one may own matrices only. It would
+    say of the norms' group that it never stepped, and it may be the one that speaks for its world.
+    """
+    form = form_of(optimizer)
+    empty = [(number, group) for number, group in enumerate(optimizer.param_groups) if not group["params"]]
+    before = [counts_of(group, form.counted) for _, group in empty]
+    step()
+    for (number, group), counts in zip(empty, before, strict=True):
+        if form.counted and counts_of(group, form.counted) == counts:
+            set_counts(group, _counted_on(optimizer, number, counts), form.counted)
+
+
+_COUNTERS: WeakKeyDictionary[torch.optim.Optimizer, dict[int, torch.optim.Optimizer]] = WeakKeyDictionary()
+"""For each group without parameters, an optimizer of the same class that counts for it."""
+
+
+def _counted_on(optimizer: torch.optim.Optimizer, number: int, counts: Mapping[str, Any]) -> dict[str, Any]:
+    """`counts` after one more step, by a step of the job's class."""
+    form, counters = form_of(optimizer), _COUNTERS.setdefault(optimizer, {})
+    if number not in counters:
+        device = next(group["params"][0].device for group in optimizer.param_groups if group["params"])
+        counters[number] = _probe(optimizer, optimizer.param_groups[number], form.attributes, device)
+    (group,) = counters[number].param_groups
+    set_counts(group, counts, form.counted)
+    counters[number].step()
+    return counts_of(group, form.counted)
 
 
 def digest_of(counts: Any) -> int:

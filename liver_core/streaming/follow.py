@@ -41,11 +41,11 @@ class TileRead:
 
 @dataclass(frozen=True, slots=True)
 class GradientsRead:
-    """Answers ReadGradients: the header of its first peer, None where the bytes were none, and whether all of them
-    say `same` of the step."""
+    """Answers ReadGradients: what its peers say together of the step, None where the bytes of one were no header; and
+    how two of them differ, empty where they do not."""
 
     header: StepHeader | None
-    same: bool
+    differs: str
     bytes: int
     seconds: float
 
@@ -371,8 +371,8 @@ class Follower:
         header, version = self._gradients.header, self.version + 1
         if header is None or header.version != version:
             return self._give_up(f"the slot of version {version} says it is whole and is not")
-        if not self._gradients.same:
-            return self._give_up(f"sources disagree on the step to version {version}")
+        if self._gradients.differs:
+            return self._give_up(f"{self._gradients.differs}, of the step to version {version}")
         self.pace.step_s = header.step_s
         return (Replay(header, self.resident),)
 

@@ -41,7 +41,7 @@ from liver_core.streaming.follow import (
     Sleep,
     TileRead,
 )
-from liver_core.streaming.header import HEADER_BYTES, HeaderError, StepHeader, same_step
+from liver_core.streaming.header import HEADER_BYTES, HeaderError, StepHeader, merged
 from liver_core.streaming.ring import COUNTER, HEADERS, SLOTS, ring_kind, slot_of
 from liver_core.streaming.tiles import LOCAL, Span, Tile
 from liver_core.transport.protocol import Read, Transport, TransportError
@@ -336,8 +336,7 @@ class TargetStream:
         moved = self._read(wanted)
         data = self._following.landing.headers.numpy()
         headers = [data[at : at + HEADER_BYTES].tobytes() for at in (index[peer] * HEADER_BYTES for peer in peers)]
-        same = all(same_step(headers[0], each) for each in headers)
-        return GradientsRead(_decoded(headers[0]), same, moved, self._clock() - started)
+        return GradientsRead(*_together(headers), moved, self._clock() - started)
 
     def _read(self, wanted: Sequence[tuple[int, str, tuple[CopyRuns, ...]]]) -> int:
         """Read remote parts over the transport and local ones in memory; bytes that came over the transport."""
@@ -389,8 +388,13 @@ class TargetStream:
             self._changed.wait(max(0.0, min(rest, self._deadline - self._clock())))
 
 
-def _decoded(data: bytes) -> StepHeader | None:
+def _together(read: Sequence[bytes]) -> tuple[StepHeader | None, str]:
+    """What the peers say together, and how they differ, if they do. None where the bytes of one are no header."""
     try:
-        return StepHeader.decode(data)
+        headers = [StepHeader.decode(each) for each in read]
     except HeaderError:
-        return None
+        return None, ""
+    try:
+        return merged(headers), ""
+    except HeaderError as error:
+        return headers[0], str(error)

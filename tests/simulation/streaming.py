@@ -286,8 +286,8 @@ class Streaming:
                 self.memory[word]["grad"] = source.ring[slot][at]
             yield
         version, lr = headers[peers[0]]
-        same = all(each == headers[peers[0]] for each in headers.values())
-        answer.append(GradientsRead(StepHeader(version, float(lr), 0.0, (), {}, True), same, 1, 0.0))
+        differs = "" if all(each == headers[peers[0]] for each in headers.values()) else "sources differ"
+        answer.append(GradientsRead(StepHeader(version, float(lr), 0.0, (), {}, True), differs, 1, 0.0))
 
     def _slot(self, version: int) -> int:
         return version % self.depth
@@ -348,7 +348,7 @@ class BelievesGradientsWithoutASecondLook(Follower):
     def _gradients_read(self, event: GradientsRead) -> tuple[FollowEffect, ...]:
         super()._gradients_read(event)
         assert event.header is not None
-        self._gradients = replace(event, header=replace(event.header, version=self.version + 1), same=True)
+        self._gradients = replace(event, header=replace(event.header, version=self.version + 1), differs="")
         self._doing = type(self._doing).NOTHING
         return self._replay()
 

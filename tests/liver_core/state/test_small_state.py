@@ -32,6 +32,16 @@ def test_random_streams_are_those_of_a_world_that_starts_at_this_step(moved: dic
     assert moved["streams"] != moved["streams at 0"], "the step makes no difference to the streams"
 
 
+def test_layers_that_megatron_does_not_stack_are_described_with_their_numbers(moved: dict[str, Any]):
+    assert moved["described alike"]
+
+
+def test_two_groups_of_the_same_settings_and_other_rates_are_refused_since_no_world_could_tell_them_apart(
+    moved: dict[str, Any],
+):
+    assert moved["refused"].startswith("parameter groups: two have the same settings and other rates"), moved["refused"]
+
+
 def test_step_and_data_position_arrive(moved: dict[str, Any]):
     assert moved["progress"] == (STEP, STEP * 8, 99)
 
@@ -42,7 +52,9 @@ def _move(rank: int, port: int, corpus: str) -> dict[str, Any]:
     from liver_core.handoff.messages import StoreAddress
     from liver_core.layout import BucketRule, Member, ParallelLayout, Roster
     from liver_core.state import megatron_optimizer as megatron
+    from liver_core.state.built_state import check_groups
     from liver_core.state.small_state import TrainingProgress, collect, install
+    from liver_core.state.step_counts import UnsupportedState
     from liver_core.training.cursor import DataCursor
     from liver_core.worlds.groups import connect_store
     from liver_core.worlds.megatron import activate, bring_up, building, random_state, seed_streams
@@ -66,6 +78,10 @@ def _move(rank: int, port: int, corpus: str) -> dict[str, Any]:
         parts = [megatron.describe_parameters(state.model, world)]
         manifest = megatron.merge_manifest(parts, state.config.num_layers, kinds, BucketRule())
         made.append((state, megatron.adopt(state.model, state.optimizer, manifest, world), world))
+        # A stack that is written as if its layers differed in form: Megatron names each layer in the key.
+        megatron.unwrapped(state.model).decoder.config.hetereogenous_dist_checkpoint = True
+        apart = [megatron.describe_parameters(state.model, world)]
+        unlike = megatron.merge_manifest(apart, state.config.num_layers, kinds, BucketRule())
     (source, live, _), (target, next_live, world) = made
     for number, group in enumerate(megatron.distributed_optimizer(source.optimizer).optimizer.param_groups):
         group["lr"], group["weight_decay"] = 0.5 + number, 0.25 + number
@@ -78,9 +94,18 @@ def _move(rank: int, port: int, corpus: str) -> dict[str, Any]:
     torch.manual_seed(12345)
     arrived = install(small, job, target, next_live, world)
     groups = megatron.distributed_optimizer(target.optimizer).optimizer.param_groups
+    rates = [(group["lr"], group["weight_decay"]) for group in groups]
+    groups[1].update({name: value for name, value in groups[0].items() if name not in ("params", "lr")})
+    try:
+        check_groups(target)
+        refused = ""
+    except UnsupportedState as error:
+        refused = str(error)
     return {
+        "described alike": manifest == unlike,
+        "refused": refused,
         "streams": streams(),
         **expected,
-        "groups": [(group["lr"], group["weight_decay"]) for group in groups],
+        "groups": rates,
         "progress": (arrived.step, arrived.cursor.consumed, arrived.digest),
     }

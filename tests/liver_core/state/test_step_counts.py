@@ -11,7 +11,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from liver_core.state.megatron_optimizer import element_scalars
-from liver_core.state.step_counts import UnsupportedState, counts_of, digest_of, form_of, set_counts
+from liver_core.state.step_counts import (
+    UnsupportedState,
+    counts_of,
+    digest_of,
+    form_of,
+    set_counts,
+    step_and_count,
+)
 from tests.liver_core.streaming.optimizers import OPTIMIZERS, FusedAdam
 
 
@@ -45,6 +52,45 @@ def test_counts_are_set_in_another_group_and_absent_where_they_were_absent():
     assert target == {"lr": 0.2, "step": 7}
     set_counts(target, counts_of({"lr": 0.1}, ("step",)), ("step",))
     assert target == {"lr": 0.2}
+
+
+class CountsAll(FusedAdam):
+    """Counts in groups without parameters by itself."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            if not group["params"]:
+                group["step"] = group.get("step", 0) + 1
+        super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [FusedAdam, CountsAll, torch.optim.AdamW])
+def test_a_rank_that_owns_nothing_of_a_group_counts_in_it_as_the_others_do(kind: type[torch.optim.Optimizer]):
+    def made(*owned: bool) -> torch.optim.Optimizer:
+        groups = [{"params": [torch.nn.Parameter(torch.ones(5))] if own else [], "lr": 0.1} for own in owned]
+        return kind(groups)  # pyright: ignore[reportCallIssue]
+
+    ranks = [made(True, False), made(True, True), made(False, True)]
+    for _ in range(3):
+        for optimizer in ranks:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = torch.ones(5)
+            step_and_count(optimizer, optimizer.step)
+    counted = form_of(ranks[0]).counted
+    told = [[counts_of(group, counted) for group in optimizer.param_groups] for optimizer in ranks]
+    assert told == [[{} if kind is torch.optim.AdamW else {"step": 3}] * 2] * 3
+
+
+def test_a_group_without_parameters_counts_on_from_where_it_was_set():
+    optimizer = FusedAdam([{"params": [torch.nn.Parameter(torch.ones(5))]}, {"params": []}])
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad = torch.ones(5)
+    step_and_count(optimizer, optimizer.step)
+    for group in optimizer.param_groups:
+        set_counts(group, {"step": 40}, ("step",))
+    step_and_count(optimizer, optimizer.step)
+    assert [group["step"] for group in optimizer.param_groups] == [41, 41]
 
 
 def test_a_count_that_differs_has_another_digest():

@@ -126,7 +126,7 @@ def test_a_step_is_replayed_before_the_next_tile_is_copied():
     machine.handle(Looked((8,), (-1,)))
     machine.handle(TileRead(120, 0.01))
     assert machine.handle(Looked((8,), (10,))) == (ReadGradients(5, (0,), (0,)),)
-    machine.handle(GradientsRead(header(5), True, 40, 0.01))
+    machine.handle(GradientsRead(header(5), "", 40, 0.01))
     assert machine.handle(Looked((10,), (10,))) == (Replay(header(5), (0,)),)
     machine.handle(Replayed(0.01))
     assert machine.version == 5
@@ -137,7 +137,7 @@ def test_gradients_overwritten_while_they_were_read_are_not_replayed():
     machine = copied_at(4)
     machine.handle(Begin())
     assert isinstance(machine.handle(Looked((10,), (10,)))[-1], ReadGradients)
-    machine.handle(GradientsRead(header(5), True, 40, 0.01))
+    machine.handle(GradientsRead(header(5), "", 40, 0.01))
     assert machine.handle(Looked((13,), (13,))) == (Look(5, (0,)),)
     assert (machine.resident, machine.counts.losses, machine.counts.replays) == ((), 1, 0)
 
@@ -209,7 +209,7 @@ def test_torn_tiles_are_bounded_although_replays_go_on_between():
         version += 1
         effect = machine.handle(Looked((2 * version,), (2 * version,)))[-1]
         if isinstance(effect, ReadGradients):
-            machine.handle(GradientsRead(header(version), True, 40, 0.01))
+            machine.handle(GradientsRead(header(version), "", 40, 0.01))
             machine.handle(Looked((2 * version,), (2 * version,)))
             machine.handle(Replayed(0.0))
             effect = machine.handle(Looked((2 * version,), (-1,)))[-1]
@@ -217,18 +217,22 @@ def test_torn_tiles_are_bounded_although_replays_go_on_between():
 
 
 @pytest.mark.parametrize(
-    ("found", "same", "text"),
+    ("found", "differs", "text"),
     [
-        (header(5), False, "sources disagree on the step to version 5"),
+        (
+            header(5),
+            "sources differ on clip: 1.0 and 0.0",
+            "sources differ on clip: 1.0 and 0.0, of the step to version 5",
+        ),
         (header(4), True, "says it is whole and is not"),
-        (None, True, "says it is whole and is not"),
+        (None, "", "says it is whole and is not"),
     ],
 )
-def test_a_whole_slot_with_the_wrong_header_ends_it(found, same, text):
+def test_a_whole_slot_with_the_wrong_header_ends_it(found, differs, text):
     machine = copied_at(4)
     machine.handle(Begin())
     machine.handle(Looked((8,), (10,)))
-    machine.handle(GradientsRead(found, same, 40, 0.01))
+    machine.handle(GradientsRead(found, differs, 40, 0.01))
     (effect,) = machine.handle(Looked((8,), (10,)))
     assert isinstance(effect, GiveUp) and text in effect.reason
 
@@ -289,7 +293,7 @@ def test_an_announcement_between_reading_and_replaying_still_counts():
     machine.handle(Begin())
     machine.handle(Looked((10,), (10,)))
     machine.announce(4)
-    machine.handle(GradientsRead(header(5), True, 40, 0.01))
+    machine.handle(GradientsRead(header(5), "", 40, 0.01))
     assert machine.handle(Looked((10,), (10,))) == (Hash(4),)
 
 
@@ -337,7 +341,7 @@ def test_what_it_took_is_counted_and_measured_for_each_element():
     assert machine.pace.copy_s == pytest.approx(0.003), "what was torn took time too"
     machine.handle(TileRead(110, 0.003))
     machine.handle(Looked((10,), (12,)))
-    machine.handle(GradientsRead(header(6), True, 40, 0.04))
+    machine.handle(GradientsRead(header(6), "", 40, 0.04))
     machine.handle(Looked((12,), (12,)))
     machine.handle(Replayed(0.06))
     pace, counts = machine.pace, machine.counts
