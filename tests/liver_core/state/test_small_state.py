@@ -52,9 +52,7 @@ def _move(rank: int, port: int, corpus: str) -> dict[str, Any]:
     from liver_core.handoff.messages import StoreAddress
     from liver_core.layout import BucketRule, Member, ParallelLayout, Roster
     from liver_core.state import megatron_optimizer as megatron
-    from liver_core.state.built_state import check_groups
     from liver_core.state.small_state import TrainingProgress, collect, install
-    from liver_core.state.step_counts import UnsupportedState
     from liver_core.training.cursor import DataCursor
     from liver_core.worlds.groups import connect_store
     from liver_core.worlds.megatron import activate, bring_up, building, random_state, seed_streams
@@ -96,16 +94,22 @@ def _move(rank: int, port: int, corpus: str) -> dict[str, Any]:
     groups = megatron.distributed_optimizer(target.optimizer).optimizer.param_groups
     rates = [(group["lr"], group["weight_decay"]) for group in groups]
     groups[1].update({name: value for name, value in groups[0].items() if name not in ("params", "lr")})
-    try:
-        check_groups(target)
-        refused = ""
-    except UnsupportedState as error:
-        refused = str(error)
     return {
         "described alike": manifest == unlike,
-        "refused": refused,
+        "refused": _said_of_groups(target),
         "streams": streams(),
         **expected,
         "groups": rates,
         "progress": (arrived.step, arrived.cursor.consumed, arrived.digest),
     }
+
+
+def _said_of_groups(state: Any) -> str:
+    from liver_core.state.built_state import check_groups
+    from liver_core.state.step_counts import UnsupportedState
+
+    try:
+        check_groups(state)
+    except UnsupportedState as refused:
+        return str(refused)
+    return ""
