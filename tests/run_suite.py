@@ -5,7 +5,8 @@
 
 A few that fail run once more, alone, so that a reader knows whether the machine had a part in it. The suite has failed
 all the same, unless tests/tiers.py lists them as unsteady. Wall and processor seconds go to build/reports/suites.json;
-`--ended` prints them for all suites of a run and fails where one is above its budget.
+`--ended` prints them for all suites of a run and fails where one is above its budget, which grows with the time that
+this machine takes for a fixed piece of work.
 """
 
 import argparse
@@ -90,16 +91,18 @@ def note(name: str, took: Took) -> None:
 
 
 def ended(arguments: list[str]) -> int:
-    """Print what the suites of this run took; 1 where processor seconds are above their budget."""
+    """Print what the suites of this run took; 1 where processor seconds are above their budget on this machine."""
     parser = argparse.ArgumentParser(prog="run_suite --ended")
     parser.add_argument("--began", type=float, required=True, help="when the run began, in seconds since 1970")
     parser.add_argument("suites", nargs="+")
     options = parser.parse_args(arguments)
     known = json.loads(SUITES.read_text()) if SUITES.is_file() else {}
-    over = False
+    over, slower = False, max(1.0, yardstick_s() / tiers.YARDSTICK_S)
+    print(f"\nbudgets: {slower:.1f} times those of the machine on which they were measured")
     print(f"\n{'suite':<10} {'wall':>7} {'processor':>10} {'budget':>8}")
     for name in options.suites:
         took, budget = known.get(name), tiers.CPU_MAX_S.get(name)
+        budget = None if budget is None else budget * slower
         if took is None or took["ended"] < options.began:
             print(f"{name:<10} did not run")
             continue
@@ -111,6 +114,18 @@ def ended(arguments: list[str]) -> int:
     told = f"all, set-up included: {wall_s / 60:.1f} min of {tiers.WALL_MAX_S / 60:.0f}"
     print(f"{RED}{told}: too long{PLAIN}" if wall_s > tiers.WALL_MAX_S else told, flush=True)
     return int(over)
+
+
+def yardstick_s() -> float:
+    """Processor seconds of a fixed piece of work, the least of three times."""
+
+    def once() -> float:
+        began = time.process_time()
+        json.loads(json.dumps([{"number": number, "text": str(number)} for number in range(200_000)]))
+        sum(number * number % 7 for number in range(2_000_000))
+        return time.process_time() - began
+
+    return min(once() for _ in range(3))
 
 
 def _fails_alone(test: str) -> bool:

@@ -20,7 +20,7 @@ from agent.supervisor.records import RankRecord, RankState
 from agent.supervisor.supervisor import ProcessIdentity
 from agent.supervisor.watchdog import RankPulse
 from liver_core.handoff import FailedPart, FailureCause, ParticipantRecord, Phase, Promise, RankStage, Reason
-from liver_core.handoff.participant import ParticipantState
+from liver_core.handoff.participant import Participant, ParticipantState
 from liver_core.layout import Member
 from tests.agent.cluster import JOB_ID, REAL_RANKS, Cluster, cluster
 from tests.agent.driver.test_notice_response import Scene
@@ -44,12 +44,15 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(StubService(fake_job(tmp_path), FOUR).order(), "d")
 
 
-def participant(active: Any, target: Any = None, *, had_permission: bool = False) -> Any:
+def participant(active: Any, target: Any = None, *, had_permission: bool = False) -> Participant:
     order = None if target is None else replace(order_of(), target=target)
     phase = Phase.PERMIT if had_permission else Phase.PREPARE
     promise = None if order is None else Promise(order.handoff_id, order.generation, 1, phase)
-    record = ParticipantRecord(active=active, order=order, promise=promise)
-    return SimpleNamespace(record=record, state=ParticipantState.IDLE)
+    return restored(ParticipantRecord(active=active, order=order, promise=promise))
+
+
+def restored(record: ParticipantRecord) -> Participant:
+    return Participant(job_id=JOB_ID, member=Member("d", 0), agent_incarnation=1, record=record)
 
 
 def told(who: Any) -> tuple[set[tuple[str, int, int | None]], list[int]]:
@@ -215,7 +218,7 @@ def test_a_newcomer_that_is_told_to_end_at_the_boundary_is_a_death_for_those_tha
     for phase in (Phase.PREPARE, Phase.PERMIT):
         promise = Promise(order.handoff_id, 2, 1, phase)
         record = ParticipantRecord(highest_generation=2, order=replace(order, phase=phase), promise=promise)
-        job.slots.participants[0] = cast(Any, SimpleNamespace(record=record, state=ParticipantState.READY))
+        job.slots.participants[0] = restored(record)
         job._host.condemn(0)
         process = RankRecord(ProcessIdentity(7, 1.0), "socket", "log", 2, 3, "origin")
         job.slots.take_death = cast(Any, _nothing)
