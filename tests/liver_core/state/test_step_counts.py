@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from liver_core.state.megatron_optimizer import element_scalars
+from liver_core.state.optimizer_step import everywhere, group_key
 from liver_core.state.step_counts import (
     UnsupportedState,
     counts_of,
@@ -91,6 +92,14 @@ def test_a_group_without_parameters_counts_on_from_where_it_was_set():
         set_counts(group, {"step": 40}, ("step",))
     step_and_count(optimizer, optimizer.step)
     assert [group["step"] for group in optimizer.param_groups] == [41, 41]
+
+
+def test_a_group_has_the_same_key_wherever_a_layout_puts_it_also_in_an_older_checkpoint():
+    group = {"params": [], "lr": 0.1, "step": 3, "wd_mult": 0.0, "lr_mult": 1.0}
+    key = group_key(group, ("step",))
+    assert key == "lr_mult=1.0;wd_mult=0.0"
+    assert {group_key({**group, "is_expert_parallel": cut}, ("step",)) for cut in (True, False)} == {key}
+    assert everywhere("is_expert_parallel=False;lr_mult=1.0;wd_mult=0.0") == everywhere(key) == key
 
 
 def test_a_count_that_differs_has_another_digest():
