@@ -19,8 +19,9 @@ depends on the neighbours, processor time less. A third more than a bare clone t
 busy, where the same tests take half as much again."""
 
 YARDSTICK_S = 0.32
-"""Processor seconds of `run_suite.yardstick_s` there. Where it takes longer, so do the suites, and budgets grow alike:
-a machine that took 0.54 s needed 1.3 to 1.7 times as much for them."""
+"""Processor seconds of `run_suite.yardstick_s` that these budgets go with. Where it takes longer, so do the suites,
+and budgets grow alike. It is derived: two cores of an AMD EPYC took 0.54 s for it, and for the suites 1.3 to 1.7 times
+as much as the machine of the budgets; this is 0.54 by 1.7."""
 
 CASE_MAX_S = 20.0
 """A case of `make test` that is on record with more has to be named below."""

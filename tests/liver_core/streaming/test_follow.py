@@ -224,7 +224,7 @@ def test_torn_tiles_are_bounded_although_replays_go_on_between():
             "sources differ on clip: 1.0 and 0.0",
             "sources differ on clip: 1.0 and 0.0, of the step to version 5",
         ),
-        (header(4), True, "says it is whole and is not"),
+        (header(4), "", "says it is whole and is not"),
         (None, "", "says it is whole and is not"),
     ],
 )
