@@ -115,7 +115,7 @@ class Strikes:
         if held is None:
             return None
         folder, pid = self._trail, held.processes[0].pid
-        hold_file(folder, pid).write_text(strike.point)
+        self._hold(pid, strike.point)
         trail, deadline = TrailReader(folder), time.monotonic() + HELD_S
         while time.monotonic() < deadline and not self._ending.is_set():
             trail.look()
@@ -124,6 +124,12 @@ class Strikes:
             self._ending.wait(LOOK_S)
         self._let_go(held)
         return None
+
+    def _hold(self, pid: int, point: str) -> None:
+        # Whoever finds the file finds the point in it.
+        fresh = self._trail / f"holding-{pid}"
+        fresh.write_text(point)
+        fresh.rename(hold_file(self._trail, pid))
 
     def _let_go(self, held: Found | None) -> None:
         if held is not None:

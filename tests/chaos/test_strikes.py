@@ -72,7 +72,7 @@ def test_an_agent_that_two_strikes_have_ended_is_started_again_once(monkeypatch:
 def test_a_rank_is_struck_while_it_is_held_at_its_probe_or_not_at_all(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, comes: bool
 ):
-    monkeypatch.setattr(strikes, "HELD_S", 1.0)
+    monkeypatch.setattr(strikes, "HELD_S", 30.0 if comes else 2.0)
     (tmp_path / "trail").mkdir()
     rank = sleeper()
     started_at = read_start_time(rank.pid)

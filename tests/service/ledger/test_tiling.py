@@ -240,6 +240,7 @@ def begin(client, context, clock, make_agent) -> Callable[[], History]:
 
 @pytest.mark.thorough
 @pytest.mark.real
+@pytest.mark.timeout(240)
 @settings(
     max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
 )
