@@ -22,14 +22,16 @@ NARROW, NARROW_PART = 32, 8
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`count` pieces of one width, one behind the other in the region from `offset` on. The first stands at `start` of
-    its flat global parameter, each other `step` further. All in words, which are pairs where the slab was `paired`."""
+    """`count` rows of one width, one behind the other from `offset` of the region's `piece` on. The first stands at
+    `start` of its flat global parameter, each other `step` further. All in words, which are pairs where the slab was
+    `paired`."""
 
     index: int
     offset: int
     start: int
     step: int
     count: int
+    piece: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +65,16 @@ def batches_of(slabs: Sequence[Slab], words_at_once: int = CERTIFICATE_WORDS) ->
 def _runs_of(slab: Slab, most: int) -> Iterator[tuple[int, Run]]:
     """By width. Rows stay whole if there are several and one fits."""
     if slab.rows > 1 and slab.width <= most:
-        yield slab.width, Run(slab.index, slab.offset, slab.start, slab.stride, slab.rows)
+        yield slab.width, Run(slab.index, slab.offset, slab.start, slab.stride, slab.rows, slab.piece)
         return
     piece = min(PIECE, most)
     pieces, rest = divmod(slab.width, piece)
     for row in range(slab.rows):
         offset, start = slab.offset + row * slab.width, slab.start + row * slab.stride
         if pieces:
-            yield piece, Run(slab.index, offset, start, piece, pieces)
+            yield piece, Run(slab.index, offset, start, piece, pieces, slab.piece)
         if rest:
-            yield rest, Run(slab.index, offset + pieces * piece, start + pieces * piece, 0, 1)
+            yield rest, Run(slab.index, offset + pieces * piece, start + pieces * piece, 0, 1, slab.piece)
 
 
 def _cut(runs: Iterable[Run], width: int, most: int) -> Iterator[tuple[Run, ...]]:
@@ -84,7 +86,7 @@ def _cut(runs: Iterable[Run], width: int, most: int) -> Iterator[tuple[Run, ...]
         while done < run.count:
             taken = min(room, run.count - done)
             offset, start = run.offset + done * width, run.start + done * run.step
-            held.append(Run(run.index, offset, start, run.step, taken))
+            held.append(Run(run.index, offset, start, run.step, taken, run.piece))
             done, room = done + taken, room - taken
             if not room:
                 yield tuple(held)

@@ -5,7 +5,7 @@ int64 stands for uint64: sums and products of both wrap alike modulo 2^64, and a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -19,24 +19,26 @@ _UNSIGNED = {1: (torch.uint8, 0xFF), 2: (torch.int16, 0xFFFF), 4: (torch.int32, 
 _WEYL = np.uint64(WEYL)
 
 
-def device_totals(region: torch.Tensor, batches: Sequence[Batch], keys: Sequence[int]) -> list[int]:
-    """As `on_host.host_totals`, of slabs that were put together. Waits for the device once, at the end, on the current
-    stream.
+def device_totals(pieces: Sequence[torch.Tensor], batches: Sequence[Batch], keys: Sequence[int]) -> list[int]:
+    """As `on_host.host_totals`, of slabs that were put together; those of a batch have elements of one size. Waits for
+    the device once, at the end, on the current stream.
 
     Beside the region at most `CERTIFICATE_TENSORS` tensors are made, of as many 64-bit words as the largest batch has.
     """
-    kind, kept = _UNSIGNED[region.element_size()]
-    bits = region.view(kind)
-    pairs = _pairs(region) if any(batch.paired for batch in batches) else bits
-    totals = torch.zeros(len(keys), dtype=torch.int64, device=region.device)
-    tables = _keyed(batches, keys, region.device)
-    ramp = torch.arange(max((batch.width for batch in batches), default=0), dtype=torch.int64, device=region.device)
+    device = pieces[0].device
+    bits = [piece.view(_UNSIGNED[piece.element_size()][0]) for piece in pieces]
+    paired = {run.piece for batch in batches if batch.paired for run in batch.runs}
+    pairs = {number: _pairs(pieces[number]) for number in paired}
+    totals = torch.zeros(len(keys), dtype=torch.int64, device=device)
+    tables = _keyed(batches, keys, device)
+    ramp = torch.arange(max((batch.width for batch in batches), default=0), dtype=torch.int64, device=device)
     ramp *= _signed(WEYL)
     for batch, table in zip(batches, tables, strict=True):
         index, bases = _places(batch, table)
         values = _values(batch, pairs if batch.paired else bits)
+        kept = _UNSIGNED[values.element_size()][1]
         words = values.to(torch.int64)
-        if kept and not batch.paired:
+        if kept:
             words &= kept
         positions = bases[:, None] + ramp[: batch.width]
         # A copy serves as scratch memory; what the region itself holds is only read.
@@ -77,9 +79,9 @@ def _places(batch: Batch, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     return index[run], ordinal.mul_(step[run]).add_(first[run])
 
 
-def _values(batch: Batch, words: torch.Tensor) -> torch.Tensor:
-    """(pieces, width) of the region's words: its own memory where there is one run."""
-    parts = [words[run.offset : run.offset + run.count * batch.width] for run in batch.runs]
+def _values(batch: Batch, words: Sequence[torch.Tensor] | Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """(rows, width) of the words of the region's pieces: its own memory where there is one run."""
+    parts = [words[run.piece][run.offset : run.offset + run.count * batch.width] for run in batch.runs]
     whole = parts[0] if len(parts) == 1 else torch.cat(parts)
     return whole.view(batch.pieces, batch.width)
 

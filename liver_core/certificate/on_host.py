@@ -16,16 +16,16 @@ CHUNK = 16384
 _ROUNDS = tuple((np.uint64(factor), np.uint64(shift)) for factor, shift in ROUNDS)
 
 
-def host_totals(region: torch.Tensor, slabs: Sequence[Slab], keys: Sequence[int]) -> list[int]:
-    """The sum of each parameter modulo 2^64, by its index in `keys`. `slabs`: of a flat region, in pairs where they say
-    so; a region whose elements are not of 4 bytes has none in pairs."""
-    bits = region.view(torch.uint8).numpy().view(f"u{region.element_size()}")
-    pairs = bits[: len(bits) // 2 * 2].view(np.uint64) if 2 * bits.itemsize == PAIR_BYTES else bits
+def host_totals(pieces: Sequence[torch.Tensor], slabs: Sequence[Slab], keys: Sequence[int]) -> list[int]:
+    """The sum of each parameter modulo 2^64, by its index in `keys`. `slabs`: of flat pieces, in pairs where they say
+    so; a piece whose elements are not of 4 bytes has none in pairs."""
+    bits = [piece.view(torch.uint8).numpy().view(f"u{piece.element_size()}") for piece in pieces]
+    pairs = [each[: len(each) // 2 * 2].view(np.uint64) if 2 * each.itemsize == PAIR_BYTES else each for each in bits]
     scratch = np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.uint64)
     totals = [0] * len(keys)
     with np.errstate(over="ignore"):
         for slab in slabs:
-            words = pairs if slab.paired else bits
+            words = (pairs if slab.paired else bits)[slab.piece]
             for values, positions in _chunks(slab, words, keys[slab.index], scratch[0]):
                 totals[slab.index] += _mixed_sum(values, positions, scratch[1])
     return [total & MASK for total in totals]

@@ -12,8 +12,8 @@ from liver_core.layout import ResidentBox
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """`rows` rows of `width` elements: contiguous in the region, `stride` apart in the flat global parameter. Where
-    `paired`, two elements count as one in all of these numbers."""
+    """`rows` rows of `width` elements: contiguous from `offset` of the region's piece on, `stride` apart in the flat
+    global parameter. Where `paired`, two elements count as one in all of these numbers. `piece`: its number."""
 
     index: int
     paired: bool
@@ -22,6 +22,7 @@ class Slab:
     rows: int
     width: int
     stride: int
+    piece: int = 0
 
 
 def slabs_of(resident: ResidentBox, shape: tuple[int, ...], index: int) -> Iterator[Slab]:

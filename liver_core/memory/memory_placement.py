@@ -87,7 +87,7 @@ def areas(manifest: Manifest, layout: ParallelLayout, stage: int) -> tuple[Area,
     """What a rank of a pipeline stage allocates, most wanted on the device first.
 
     A replayed step reads and writes masters and moments, reads gradients once, and never touches weights. Sizes are
-    what `megatron_optimizer.adopt` lays out; fp32 masters lie in the weights where a rank owns one piece.
+    what `megatron_optimizer.adopt` lays out; fp32 masters lie in the weights.
     """
     buckets = stage_buckets(manifest, layout, stage)
     padded = sum(bucket.padded_numel for bucket in buckets)
@@ -96,7 +96,7 @@ def areas(manifest: Manifest, layout: ParallelLayout, stage: int) -> tuple[Area,
     weights, gradients = padded * DTYPE_BYTES[dtype], padded * BYTES_PER_ELEMENT
     moments = [Area(kind.name, region, region, (kind.name,)) for kind in manifest.kinds if kind.name not in _NO_MOMENTS]
     grad = Area(GRAD, gradients, region, (GRAD,))
-    if dtype == "float32" and (len(buckets) == 1 or layout.shards == 1):
+    if dtype == "float32":
         return (Area(WEIGHTS, weights, region, (MASTER,)), *moments, grad)
     return (Area(MASTER, region, region, (MASTER,)), *moments, grad, Area(WEIGHTS, weights, 0))
 

@@ -49,8 +49,7 @@ from liver_core.rank.retire import Retirement
 from liver_core.rank.step_boundary import StepTotals, agree, meet, read_numbers, start_total
 from liver_core.rank.step_lease import await_lease
 from liver_core.rank.store_exchange import cause_of
-from liver_core.state.buckets import return_gradients, spread_gradients
-from liver_core.state.megatron_optimizer import settle_moments
+from liver_core.state.megatron_optimizer import GRAD, settle_moments
 from liver_core.state.optimizer_step import apply_step, refresh_weights, start_norm
 from liver_core.state.small_state import TrainingProgress, collect, install, reseed
 from liver_core.steady_clock import PROCESS_CLOCK
@@ -279,7 +278,7 @@ class RankLoop:
         self._phase = "optimizer step"
         norm, stream = totals.norm, self.pending.stream()
         assert norm is not None, "this world reduced the gradients, so it knows their norm"
-        self._check_finite("gradient norm", norm, active, active.live.gradients)
+        self._check_finite("gradient norm", norm, active, active.live.regions[GRAD].tensors)
         if stream is not None and stream.attached:
             stream.before_step(active, self.progress.step + 1, norm, self.timings.steps)
         measured = measures_before(active.state, totals.loss, norm)
@@ -375,7 +374,6 @@ class RankLoop:
             case ApplyStepInSource(reason=reason):
                 assert self.active is not None and totals is not None and reduced is not None
                 self.pending.drop_beside_training(reason)
-                return_gradients(self.active.live)
                 meet(self.active.world.everyone)  # No rank may be gone since the boundary, or no step is made.
                 measured = self._apply(self.active, totals, reduced.at_s, reduced)
                 self.after_step.do(self.active, self.progress, measured, None)
@@ -410,8 +408,8 @@ class RankLoop:
         if redo is not None:
             refresh_weights(following.state)
         else:
-            spread_gradients(following.live)
-            self._check_finite("gradient norm", boundary["norm"], self.active, following.live.gradients)
+            gradients = following.live.regions[GRAD].tensors
+            self._check_finite("gradient norm", boundary["norm"], self.active, gradients)
             measured = measures_before(following.state, boundary["totals"][0], boundary["norm"])
             apply_step(following.state, boundary["norm"])
             settle_moments(following.live)

@@ -5,6 +5,7 @@ With a GPU, the host memory is pinned. Without one, device and host are the same
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import torch
@@ -20,18 +21,19 @@ def wait_in_host_memory(live: LiveState, areas: Iterable[Area]) -> int:
 
     Returns bytes of host memory.
     """
-    buffer = live.optimizer.buffers[0]
-    whole = {WEIGHTS: buffer.param_data, GRAD: buffer.grad_data}
+    buffers = live.optimizer.buffers
+    whole = {WEIGHTS: [each.param_data for each in buffers], GRAD: [each.grad_data for each in buffers]}
     taken = 0
     for area in areas:
-        live.hollow = (*live.hollow, whole[area.name] if area.name in whole else live.regions[area.name])
+        here = whole[area.name] if area.name in whole else live.regions[area.name].tensors
+        live.hollow = (*live.hollow, *here)
         for kind in area.kinds:
             home = live.homes[kind] = live.regions[kind]
-            region = live.regions[kind] = torch.empty(home.numel(), dtype=home.dtype)
-            taken += region.numel() * region.element_size()
-            region.zero_()
-            if home.is_cuda:
-                pin(region)
+            region = live.regions[kind] = home.zeros_like(torch.device("cpu"))
+            taken += region.bytes
+            region.zero_()  # Memory that is only asked for is none yet.
+            if home.device.type == "cuda":
+                pin(region.tensors)
     return taken
 
 
@@ -41,18 +43,19 @@ def move_in(live: LiveState, note: Callable[[int, int], None]) -> None:
     Calls `note(device, host)` with the bytes of every allocation and release. Before the call, every endpoint must have
     dropped the regions in host memory. Weights are not moved: the gather that ends the next step fills them.
     """
-    filled = {home.untyped_storage()._cdata: home.numel() for home in live.homes.values()}
+    filled = Counter[int]()
+    for home in (tensor for region in live.homes.values() for tensor in region.tensors):
+        filled[home.untyped_storage()._cdata] += home.numel()
     for tensor in live.hollow:
         note(restore([tensor]), 0)
-        if filled.get(tensor.untyped_storage()._cdata) != tensor.numel():
+        if filled[tensor.untyped_storage()._cdata] != tensor.numel():
             with torch.no_grad():
                 tensor.zero_()
     live.hollow = ()
     waited = {kind: live.regions[kind] for kind in live.homes}
     for kind, home in live.homes.items():
-        with torch.no_grad():
-            home.copy_(waited[kind], non_blocking=True)
+        home.copy_(waited[kind], non_blocking=True)
     settle(DeviceWait.MOVED_IN, live.device)
     live.regions |= live.homes
     live.homes.clear()
-    note(0, -discard(waited.values()))
+    note(0, -discard(tensor for region in waited.values() for tensor in region.tensors))

@@ -1,4 +1,4 @@
-"""One rank's state in one world as flat regions over Megatron's own tensors, and their memory."""
+"""One rank's state in one world as regions over Megatron's own tensors, and their memory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from liver_core.device import DeviceWait, settle, settle_all
+from liver_core.device.region import Region
 from liver_core.layout import Manifest, ParallelLayout, RankShards, ResidentBox, resident_boxes
 from liver_core.memory.memory_placement import GRAD, MASTER
 from liver_core.worlds.released_storage import discard, restore
@@ -16,15 +17,15 @@ from liver_core.worlds.released_storage import discard, restore
 
 @dataclass(slots=True)
 class LiveState:
-    """One rank's state in one world as flat fp32 regions, by kind. All regions have the same offsets.
+    """One rank's state in one world as regions, by kind. All regions have the same elements.
 
     `regions[kind]` has `shards.region_numel` elements and shares memory with Megatron's own tensors. Kinds are
-    "master", "grad" and the optimizer's moments, named as its class names them. `gradients`: where Megatron keeps the
-    reduced gradients, bucket after bucket. `collected`: they are in the region "grad" instead. `windows`: each of the
-    optimizer's own parameters, and its slice of the regions.
+    "master", "grad" and the optimizer's moments, named as its class names them. Gradients lie where Megatron reduces
+    them, in as many pieces as there are buckets. `windows`: each of the optimizer's own parameters, and its slice of
+    the regions.
 
-    Before the cutover a region may wait in host memory (`liver_core.state.host_memory`). Then `homes[kind]` is its
-    tensor on the device, and `hollow` lists the tensors on the device that have no memory yet.
+    Before the cutover a region may wait in host memory (`liver_core.state.host_memory`). Then `homes[kind]` is what it
+    is on the device, and `hollow` lists the tensors on the device that have no memory yet.
 
     `kept_bytes`: of the world before, which is freed. Torch keeps them for whoever asks next, so a driver does not call
     them free.
@@ -34,14 +35,12 @@ class LiveState:
     shards: RankShards
     optimizer: DistributedOptimizer
     model: Any
-    regions: dict[str, torch.Tensor]
+    regions: dict[str, Region]
     rank: int
     layout: ParallelLayout
-    gradients: tuple[torch.Tensor, ...] = ()
     windows: tuple[tuple[torch.nn.Parameter, slice], ...] = ()
     settled: bool = False
-    collected: bool = False
-    homes: dict[str, torch.Tensor] = field(default_factory=dict)
+    homes: dict[str, Region] = field(default_factory=dict)
     hollow: tuple[torch.Tensor, ...] = ()
     kept_bytes: int = 0
 
@@ -51,8 +50,8 @@ class LiveState:
 
     def buffers(self) -> tuple[torch.Tensor, ...]:
         """Megatron's flat buffers of parameters and gradients."""
-        buffer = self.optimizer.buffers[0]
-        return tuple(tensor for tensor in (buffer.param_data, buffer.grad_data) if tensor is not None)
+        both = ((buffer.param_data, buffer.grad_data) for buffer in self.optimizer.buffers)
+        return tuple(tensor for pair in both for tensor in pair if tensor is not None)
 
     @property
     def moments(self) -> tuple[str, ...]:
@@ -61,15 +60,15 @@ class LiveState:
     @property
     def device(self) -> torch.device:
         """Where the world trains."""
-        return self.gradients[0].device
+        return self.regions[GRAD].device if GRAD not in self.homes else self.homes[GRAD].device
 
     @property
     def device_bytes(self) -> int:
         """Bytes of parameter and gradient buffers, masters and moments on the device, allocated or not yet."""
         whole = self.buffers()
         spans = {tensor.untyped_storage()._cdata for tensor in whole}
-        regions = (self.regions | self.homes).values()
-        apart = [region for region in regions if region.untyped_storage()._cdata not in spans]
+        tensors = [tensor for region in (self.regions | self.homes).values() for tensor in region.tensors]
+        apart = [tensor for tensor in tensors if tensor.untyped_storage()._cdata not in spans]
         return sum(tensor.numel() * tensor.element_size() for tensor in (*whole, *apart))
 
 
@@ -85,7 +84,7 @@ def allocate(live: LiveState) -> int:
     pause. `hollow` tensors stay without memory.
     """
     waits = {tensor.untyped_storage()._cdata for tensor in live.hollow}
-    here = [region for kind, region in live.regions.items() if kind not in live.homes]
+    here = [tensor for kind, region in live.regions.items() if kind not in live.homes for tensor in region.tensors]
     wanted = [tensor for tensor in (*live.buffers(), *here) if tensor.untyped_storage()._cdata not in waits]
     allocated = restore(wanted)
     with torch.no_grad():
@@ -102,4 +101,4 @@ def free(live: LiveState) -> int:
     Python's garbage collector runs. The world must not be used afterwards.
     """
     settle_all(DeviceWait.FREED, live.device)
-    return discard((*live.buffers(), *live.regions.values()))
+    return discard((*live.buffers(), *(tensor for region in live.regions.values() for tensor in region.tensors)))

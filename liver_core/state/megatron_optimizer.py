@@ -1,4 +1,4 @@
-"""Megatron's live state as flat regions: masters, moments and reduced gradients of one rank's ZeRO-1 shard.
+"""Megatron's live state as regions: masters, moments and reduced gradients of one rank's ZeRO-1 shard.
 
 Megatron's `sharded_state_dict` gives the coordinates. The pure layout function says what each rank holds; this module
 checks that against the live optimizer. One of the few places that import Megatron-Core. Supported: DistributedOptimizer
@@ -18,6 +18,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from megatron.core.optimizer import ChainedOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
+from liver_core.device.region import Region
 from liver_core.layout import (
     BucketRule,
     Manifest,
@@ -29,7 +30,7 @@ from liver_core.layout import (
 )
 from liver_core.memory.memory_placement import GRAD, MASTER
 from liver_core.same_value import same_value
-from liver_core.state.buckets import one_view, pieces, region_over
+from liver_core.state.buckets import owned_parts
 from liver_core.state.live_state import LiveState
 from liver_core.state.step_counts import UnsupportedState, as_kept, form_of
 from liver_core.worlds.megatron import MegatronWorld
@@ -167,18 +168,16 @@ def discover_kinds(optimizer: DistributedOptimizer) -> tuple[StateKind, ...]:
 def adopt(model: Any, optimizer: Any, manifest: Manifest, world: MegatronWorld) -> LiveState:
     """Check a world's live state against the pure layout function, then lay regions over it.
 
-    Moves moments and bf16 masters into flat buffers (content kept). Moves fp32 masters too if this rank's pieces of the
-    buckets are not adjacent. Otherwise fp32 masters, and always gradients, are views of Megatron's flat buffers. In a
-    world built with released storage the regions have no memory until `allocate`.
+    Moves moments and the masters of bf16 parameters into memory of their own (content kept). fp32 masters and gradients
+    are views of Megatron's buckets. In a world built with released storage the regions have no memory until `allocate`.
     Raises StateMismatch naming the first bucket or parameter that is not where the layout function says.
     """
     inner = distributed_optimizer(optimizer)
     shards = shard_ranges(manifest, world.layout, world.rank)
     names = local_names(model, manifest, world)
     _check_buffer(inner, shards, names)
-    gradients = pieces(inner, "grad_data", shards)
-    live = LiveState(manifest, shards, inner, model, {}, world.rank, world.layout, gradients)
-    live.regions[GRAD] = region_over(inner.buffers[0].grad_data, gradients)
+    live = LiveState(manifest, shards, inner, model, {}, world.rank, world.layout)
+    live.regions[GRAD] = Region(owned_parts(inner, "grad_data", shards))
     live.windows = tuple(_windows(live, names))
     live.regions[MASTER] = _adopt_masters(live)
     for kind in live.moments:
@@ -223,21 +222,18 @@ def _check_buffer(inner: DistributedOptimizer, shards: RankShards, names: dict[t
             )
 
 
-def _flat(live: LiveState) -> torch.Tensor:
+def _flat(live: LiveState) -> Region:
     """A region with memory of its own."""
-    return torch.zeros(live.shards.region_numel, dtype=torch.float32, device=live.device)
+    return Region.zeros([(live.shards.region_numel, torch.float32)], live.device)
 
 
-def _adopt_masters(live: LiveState) -> torch.Tensor:
-    inner = live.optimizer
-    if not any(inner.model_float16_groups):
-        whole = one_view(pieces(inner, "param_data", live.shards))
-        if whole is not None:
-            return whole
-    flat = _flat(live)
+def _adopt_masters(live: LiveState) -> Region:
+    if not any(live.optimizer.model_float16_groups):
+        return Region(owned_parts(live.optimizer, "param_data", live.shards))
+    region = _flat(live)
     for main, window in live.windows:
-        _rehome(main, flat[window])
-    return flat
+        _rehome(main, region.window(window.start, window.stop))
+    return region
 
 
 def _windows(live: LiveState, names: dict[torch.nn.Parameter, str]) -> Iterator[tuple[torch.nn.Parameter, slice]]:
@@ -268,7 +264,7 @@ def _adopt_moment(live: LiveState, kind: str) -> None:
     state = live.optimizer.optimizer.state
     for shard, window in live.windows:
         if kind in state.get(shard, {}):
-            _rehome(state[shard][kind], flat[window])
+            _rehome(state[shard][kind], flat.window(window.start, window.stop))
 
 
 def attach_moments(live: LiveState, scalars: Mapping[str, Any]) -> None:
@@ -282,7 +278,7 @@ def attach_moments(live: LiveState, scalars: Mapping[str, Any]) -> None:
     for shard, window in live.windows:
         state = live.optimizer.optimizer.state[shard]
         for kind, region in regions.items():
-            state[kind] = region[window]
+            state[kind] = region.window(window.start, window.stop)
         for name, value in scalars.items():
             state[name] = as_kept(kept, name, value)
 
@@ -338,7 +334,7 @@ def readopt_moments(live: LiveState) -> None:
     for kind in live.moments:
         region = live.regions[kind]
         for shard, window in live.windows:
-            _rehome(state[shard][kind], region[window])
+            _rehome(state[shard][kind], region.window(window.start, window.stop))
 
 
 def fill_initial(live: LiveState, initial: Callable[[ParameterSpec, torch.Generator], torch.Tensor], seed: int) -> None:
@@ -357,4 +353,5 @@ def fill_initial(live: LiveState, initial: Callable[[ParameterSpec, torch.Genera
             drawn = initial(specs[drawn_name], generator)
         box = resident.box
         window = drawn[tuple(slice(low, high) for low, high in zip(box.start, box.stop, strict=True))]
-        live.regions[MASTER][resident.offset : resident.offset + window.numel()].copy_(window.reshape(-1))
+        owned = live.regions[MASTER].window(resident.offset, resident.offset + window.numel())
+        owned.copy_(window.reshape(-1))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
+from liver_core.device.region import Piece
 from liver_core.state.live_state import LiveState
 from liver_core.state.megatron_optimizer import MASTER
 from liver_core.state.optimizer_step import group_key
@@ -62,19 +63,25 @@ def replayer(live: LiveState, *, window_elements: int) -> Replayer:
 
 def _places(live: LiveState) -> list[GroupSpan]:
     """Each optimizer parameter's place in the regions and its group, checked against the layout function."""
-    master = live.homes.get(MASTER, live.regions[MASTER])
-    storage, base = master.untyped_storage()._cdata, master.storage_offset()
+    masters = live.homes.get(MASTER, live.regions[MASTER])
+    windows = {id(parameter): window for parameter, window in live.windows}
     found = []
     for number, group in enumerate(live.optimizer.optimizer.param_groups):
         for parameter in group["params"]:
-            if parameter.untyped_storage()._cdata != storage:
+            window = windows.get(id(parameter))
+            if window is None or not _lies_at(masters.piece_at(window.start), window.start, parameter):
                 raise UnsupportedState(f"group {number}: a master of {parameter.numel()} elements is in no region")
-            start = parameter.storage_offset() - base
-            found.append(GroupSpan(start, start + parameter.numel(), number))
+            found.append(GroupSpan(window.start, window.stop, number))
     owned = {(part.region_offset, part.region_offset + part.numel) for part in live.shards.parameters}
     if {(place.start, place.stop) for place in found} != owned:
         raise UnsupportedState("the optimizer's masters differ from the parameters of the layout function")
     return found
+
+
+def _lies_at(piece: Piece, element: int, tensor: torch.Tensor) -> bool:
+    """Whether a tensor begins at that element of the region; memory that waits is not looked at."""
+    same = tensor.untyped_storage()._cdata == piece.tensor.untyped_storage()._cdata
+    return same and tensor.storage_offset() == piece.tensor.storage_offset() + element - piece.start
 
 
 def check_replay(live: LiveState) -> None:

@@ -16,6 +16,7 @@ from enum import StrEnum
 import torch
 
 from liver_core.device import DeviceWait, host_zeros, settle
+from liver_core.device.region import AnyRegion
 from liver_core.memory.memory_placement import GRAD
 from liver_core.reshard.copy_runs import join_runs
 from liver_core.reshard.plan import CopyRuns
@@ -118,10 +119,10 @@ class Following:
         self,
         tiles: Sequence[Tile],
         depths: Mapping[int, int],
-        regions: Mapping[str, torch.Tensor],
+        regions: Mapping[str, AnyRegion],
         kinds: Sequence[str],
         *,
-        local: Mapping[str, torch.Tensor] | None = None,
+        local: Mapping[str, AnyRegion] | None = None,
         device: torch.device | None = None,
     ) -> None:
         self.tiles = tuple(tiles)
@@ -143,7 +144,7 @@ class Following:
         """Of the shallowest ring."""
         return min((self.depths[peer] for peer in self.index), default=0)
 
-    def targets(self) -> dict[str, torch.Tensor]:
+    def targets(self) -> dict[str, AnyRegion]:
         """What the transport must know as targets besides `regions`, before `TargetStream.run`."""
         deepest = max((self.depths[peer] for peer in self.index), default=0)
         rings = {ring_kind(slot): self.regions[GRAD] for slot in range(deepest)}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 
 from liver_core.certificate import MASK, CertificatePlan
 from liver_core.device import DeviceWait, Event, await_event, host_zeros, is_host, mark, settle
+from liver_core.device.region import AnyRegion, Region, as_region
 from liver_core.streaming.counters import HostCounters
 from liver_core.streaming.header import HEADER_BYTES, StepHeader
 
@@ -45,7 +45,7 @@ class SourceRing:
 
     counter int64[1]: 2 * version, plus 1 while stepping. slots int64[depth]: of each slot 2 * version when it holds the
     whole gradient of the step to `version`, 2 * version - 1 while that is being written, -1 when it was never used.
-    headers uint8[depth * HEADER_BYTES]. ring0 .. ring{depth-1} float32[region_numel].
+    headers uint8[depth * HEADER_BYTES]. ring0 .. ring{depth-1}: a region with the gradients' elements and dtypes.
 
     Order. A reader believes what lies between two equal looks at a counter, so every store to a counter must become
     visible after all stores before it and before all stores after it. Counters and headers lie in plain host memory,
@@ -59,14 +59,17 @@ class SourceRing:
     made moments too), `stepped(v + 1)`.
     """
 
-    def __init__(self, region_numel: int, depth: int, *, version: int, device: torch.device) -> None:
-        """Touches all its memory at once, so that no step pays for it. `version` is where the source stands.
+    def __init__(self, gradients: AnyRegion, depth: int, *, version: int) -> None:
+        """Touches all its memory at once, so that no step pays for it. `version` is where the source stands. A slot has
+        the elements and dtypes of `gradients`, and lies on their device.
 
         Raises ValueError for a depth below 1, RuntimeError on a CPU that does not keep stores in order.
         """
         if depth < 1:
             raise ValueError(f"depth of the ring is {depth}, at least 1")
-        self.region_numel = region_numel
+        like = as_region(gradients)
+        device = like.device
+        self.region_numel = like.numel
         self.depth = depth
         self.version = version
         self.standing: Event = mark(device)
@@ -76,25 +79,33 @@ class SourceRing:
         self._slots = HostCounters(depth, NEVER)
         self._headers = host_zeros(depth * HEADER_BYTES, torch.uint8)
         self._header_bytes = self._headers.numpy()
-        self._rings = tuple(torch.zeros(region_numel, dtype=torch.float32, device=device) for _ in range(depth))
+        self._rings = tuple(like.zeros_like() for _ in range(depth))
         self._late: deque[_Late] = deque()
         self._lock = threading.Lock()
         settle(DeviceWait.RING_MADE, device)
 
     @property
-    def regions(self) -> dict[str, torch.Tensor]:
+    def small(self) -> dict[str, torch.Tensor]:
+        """Counters and headers, in host memory."""
+        return {COUNTER: self._counter.memory, SLOTS: self._slots.memory, HEADERS: self._headers}
+
+    @property
+    def slots(self) -> dict[str, Region]:
+        """The gradients of each slot."""
+        return {ring_kind(slot): region for slot, region in enumerate(self._rings)}
+
+    @property
+    def regions(self) -> dict[str, Region]:
         """Everything to be registered as a source, by kind."""
-        rings = {ring_kind(slot): tensor for slot, tensor in enumerate(self._rings)}
-        return {COUNTER: self._counter.memory, SLOTS: self._slots.memory, HEADERS: self._headers, **rings}
+        return {kind: as_region(memory) for kind, memory in self.small.items()} | self.slots
 
     @property
     def bytes(self) -> int:
         """Bytes of all regions."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.regions.values())
+        return sum(region.bytes for region in self.regions.values())
 
-    def publish(self, gradients: Sequence[torch.Tensor], header: StepHeader) -> None:
-        """Put the gradient of the step to `header.version` into its slot. `gradients` are flat fp32 parts; laid end to
-        end they are the region.
+    def publish(self, gradients: AnyRegion, header: StepHeader) -> None:
+        """Put the gradient of the step to `header.version` into its slot, as it is: reduced and not yet clipped.
 
         A reader still in the slot's former content finds out by the slot's counter. Only for a step that will be
         applied here: a target replays what it finds. Raises ValueError for a version that is not the next one or
@@ -102,16 +113,14 @@ class SourceRing:
         """
         if header.version != self.version + 1:
             raise ValueError(f"header of version {header.version}, expected {self.version + 1}")
-        sizes = [part.numel() for part in gradients]
-        if sum(sizes) != self.region_numel:
-            raise ValueError(f"gradients have {sum(sizes)} elements, the ring has {self.region_numel}")
+        whole = as_region(gradients)
+        if whole.numel != self.region_numel:
+            raise ValueError(f"gradients have {whole.numel} elements, the ring has {self.region_numel}")
         slot = slot_of(header.version, self.depth)
         encoded = header.encode()
         self._settle_until(self._slots, slot)
         self._slots.put(slot, 2 * header.version - 1)
-        with torch.no_grad():
-            for window, part in zip(self._rings[slot].split(sizes), gradients, strict=True):
-                window.copy_(part, non_blocking=True)
+        self._rings[slot].copy_(whole, non_blocking=True)
         self._header_bytes[slot * HEADER_BYTES : (slot + 1) * HEADER_BYTES] = np.frombuffer(encoded, dtype=np.uint8)
         self._put_late(DeviceWait.SLOT_FILLED, mark(self.device), self._slots, slot, 2 * header.version)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from liver_core.device.region import AnyRegion, Region, as_region
 from liver_core.streaming.header import StepHeader
 from liver_core.streaming.tiles import Span
 
@@ -59,18 +60,19 @@ class StepRule:
 
 
 class Replayer:
-    """Replays steps on the resident part of `regions` (kind -> flat fp32, same offsets for all kinds).
+    """Replays steps on the resident part of `regions`, which have the same elements for all kinds.
 
-    `places` say to which group every element belongs and may not overlap. At most `window_elements` elements are
-    stepped at once, which bounds the temporaries of the optimizer. Regions of the kinds `staged` lie in host memory: a
-    window of them is copied to `device`, stepped there and copied back. Copies are queued on the current stream, which
-    the caller waits for; host memory should be pinned.
+    `places` say to which group every element belongs; they may not overlap, and no piece of a region ends inside one.
+    At most `window_elements` elements are stepped at once, which bounds the temporaries of the optimizer. Regions of
+    the kinds `staged` lie in host memory: a window of them is copied to `device`, stepped there in fp32 and copied
+    back. Gradients of another dtype are staged too, and become fp32 there as in the step of the source. Copies are
+    queued on the current stream, which the caller waits for; host memory should be pinned.
     """
 
     def __init__(
         self,
         rule: StepRule,
-        regions: Mapping[str, torch.Tensor],
+        regions: Mapping[str, AnyRegion],
         places: Iterable[GroupSpan],
         *,
         window_elements: int,
@@ -80,9 +82,10 @@ class Replayer:
         if window_elements < 1:
             raise ValueError(f"window_elements must be positive, is {window_elements}")
         device = device or regions[rule.master].device
-        self.stages = {kind: torch.zeros(window_elements, dtype=torch.float32, device=device) for kind in staged}
         self._rule = rule
-        self._regions = regions
+        self._regions = {kind: as_region(memory) for kind, memory in regions.items()}
+        kinds = dict.fromkeys(staged) | dict.fromkeys([rule.grad] if is_cast(self._regions[rule.grad]) else [])
+        self.stages = {kind: torch.zeros(window_elements, dtype=torch.float32, device=device) for kind in kinds}
         self._places = tuple(sorted(places, key=lambda place: place.start))
         self._window_elements = window_elements
         self._spans: tuple[Span, ...] = ()
@@ -139,10 +142,10 @@ class _Window:
 
     @staticmethod
     def of(
-        rule: StepRule, regions: Mapping[str, torch.Tensor], place: GroupSpan, stages: Mapping[str, torch.Tensor]
+        rule: StepRule, regions: Mapping[str, Region], place: GroupSpan, stages: Mapping[str, torch.Tensor]
     ) -> _Window:
         def lies(kind: str) -> torch.Tensor:
-            return regions[kind].detach()[place.start : place.stop]
+            return regions[kind].window(place.start, place.stop)
 
         def view(kind: str) -> torch.Tensor:
             return stages[kind] if kind in stages else lies(kind)
@@ -216,6 +219,11 @@ class _Part:
                 state = self.optimizer.state.pop(window.parameter, {})
                 for kind in window.moments.keys() & state.keys():
                     window.moments[kind].copy_(state[kind])
+
+
+def is_cast(gradients: Region) -> bool:
+    """Whether a step makes fp32 of some of these gradients before it does anything else."""
+    return any(tensor.dtype != torch.float32 for tensor in gradients.tensors)
 
 
 def _joined(spans: Iterable[Span]) -> Iterator[Span]:

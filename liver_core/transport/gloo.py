@@ -24,9 +24,10 @@ import torch
 import torch.distributed as dist
 
 from liver_core.device import DeviceWait, is_host, settle
+from liver_core.device.region import AnyRegion
 from liver_core.device.threads import background
 from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout
-from liver_core.transport.regions import Address, Regions, Table, as_bytes, batches, check_reads
+from liver_core.transport.regions import Address, RegionBytes, Regions, Table, batches, check_reads
 
 ROUND_BYTES_MAX = 4 << 20
 ROUND_RUNS_MAX = 4096
@@ -158,12 +159,11 @@ class TorchDistributedTransport:
     def register(
         self,
         *,
-        sources: Mapping[str, torch.Tensor] | None = None,
-        targets: Mapping[str, torch.Tensor] | None = None,
+        sources: Mapping[str, AnyRegion] | None = None,
+        targets: Mapping[str, AnyRegion] | None = None,
     ) -> None:
         self._check_open(Call.REGISTER)
-        self._regions.check_new(sources or {}, targets or {})
-        self._regions.add(sources or {}, targets or {})
+        self._regions.add(*self._regions.added(sources, targets))
 
     def address(self) -> bytes:
         self._check_open(Call.REGISTER)
@@ -226,7 +226,7 @@ class TorchDistributedTransport:
                     reports[done.peer] = PeerReport(done.peer, moved, time.monotonic() - start)
             except TransportError as error:
                 failure = failure or error
-        for device in {self._regions.targets[read.kind].device for read in reads}:
+        for device in {self._regions.targets[read.kind].region.device for read in reads}:
             settle(DeviceWait.LANDED, device)
         if failure:
             raise failure
@@ -280,7 +280,7 @@ class TorchDistributedTransport:
             peer.pair = None  # gloo closes the connection on any error; its staging is dropped with it.
             text = f"{peer.address.name!r} did not send: {error}"
             raise _failure(Call.READ, deadline, text, each.peer, each.kind) from error
-        _spread(each.staging, self._regions.targets[each.kind], each.table)
+        _spread(each.staging, self._regions.targets[each.kind].memory, each.table)
         self._free.append(each.staging)
 
     def _check_open(self, phase: Call) -> None:
@@ -329,11 +329,8 @@ class _Server:
         self._pairs[request.pair] = pair
 
     def _send(self, request: _Request) -> None:
-        source = as_bytes(self._regions.sources[request.kind])
-        starts, lengths = request.table[:, 0], request.table[:, 1]
+        source, lengths = self._regions.sources[request.kind].memory, request.table[:, 1]
         total = int(lengths.sum())
-        if starts.min() < 0 or lengths.min() < 1 or (starts + lengths).max() > len(source):
-            raise ValueError(f"runs outside {request.kind!r}")
         if total > 2 * ROUND_BYTES_MAX:
             raise ValueError(f"{total} bytes in one request")
         if len(self._staging) < total:
@@ -353,29 +350,27 @@ def _rounds(reads: Sequence[Read], tables: Sequence[Table]) -> list[_Round]:
     return [each for turn in zip_longest(*by_peer.values()) for each in turn if each is not None]
 
 
-def _gather(source: torch.Tensor, staging: torch.Tensor, table: np.ndarray) -> None:
-    """Pack runs (offset, length) of a byte tensor one after another."""
-    ours, theirs = _sliceable(staging, source)
-    at = 0
-    for start, length in table.tolist():
-        ours[at : at + length] = theirs[start : start + length]
+def _gather(source: RegionBytes, staging: torch.Tensor, table: np.ndarray) -> None:
+    """Pack runs (offset, length) of a region one after another. Raises ValueError for runs that are not in it."""
+    theirs, ours, at = *_sliceable(source, staging), 0
+    for piece, start, length in source.located(table):
+        ours[at : at + length] = theirs[piece][start : start + length]
         at += length
 
 
-def _spread(staging: torch.Tensor, target: torch.Tensor, table: Table) -> None:
+def _spread(staging: torch.Tensor, target: RegionBytes, table: Table) -> None:
     """The inverse: unpack into the target's runs."""
-    ours, theirs = _sliceable(as_bytes(target), staging)
-    at = 0
-    for _, start, length in table.tolist():
-        ours[start : start + length] = theirs[at : at + length]
+    ours, theirs, at = *_sliceable(target, staging), 0
+    for piece, start, length in target.located(table[:, 1:]):
+        ours[piece][start : start + length] = theirs[at : at + length]
         at += length
 
 
-def _sliceable(*tensors: torch.Tensor) -> Sequence[Any]:
+def _sliceable(region: RegionBytes, staging: torch.Tensor) -> tuple[Sequence[Any], Any]:
     """As numpy arrays where all are in host memory: slicing and copying those costs a tenth of torch's."""
-    if all(is_host(tensor.device) for tensor in tensors):
-        return [tensor.numpy() for tensor in tensors]
-    return tensors
+    if is_host(region.views[0].device):
+        return [view.numpy() for view in region.views], staging.numpy()
+    return region.views, staging
 
 
 def _left(deadline: float) -> float:

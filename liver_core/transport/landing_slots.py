@@ -13,7 +13,7 @@ import torch
 from liver_core.device import DeviceWait, settle
 from liver_core.device.landed import flush_landed
 from liver_core.memory.overheads import LANDING_BYTES
-from liver_core.transport.regions import Table
+from liver_core.transport.regions import RegionBytes, Table
 
 SLOTS = 2
 SLOT_BYTES = LANDING_BYTES // SLOTS
@@ -46,23 +46,24 @@ class LandingSlots:
         rows[:, 1], rows[:, 2] = table[:, 2], max(self.memory.get_device(), 0)
         return rows
 
-    def unload(self, slot: int, table: Table, target: torch.Tensor) -> None:
-        """Copy what landed to where `table` wants it in `target`, flat uint8 in host memory. It is there afterwards."""
+    def unload(self, slot: int, table: Table, target: RegionBytes) -> None:
+        """Copy what landed to where `table` wants it in `target`, in host memory. It is there afterwards."""
         device, starts = self.memory.device, self._starts(table)
         flush_landed(device)
         landed = self.memory[slot * SLOT_BYTES :][: int(table[:, 2].sum())]
+        places = zip(starts, target.located(table[:, 1:]), strict=True)
         if len(table) <= _COPIED_ALONE_MAX:
-            for start, (_, at, length) in zip(starts, table, strict=True):
-                target[at : at + length].copy_(landed[start : start + length], non_blocking=True)
+            for start, (piece, at, length) in places:
+                target.views[piece][at : at + length].copy_(landed[start : start + length], non_blocking=True)
             settle(DeviceWait.LANDED, device)
             return
         if self._spread is None:
             self._spread = torch.empty(SLOT_BYTES, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._spread[: len(landed)].copy_(landed, non_blocking=True)
         settle(DeviceWait.LANDED, device)
-        whole, spread = target.numpy(), self._spread.numpy()
-        for start, (_, at, length) in zip(starts, table, strict=True):
-            whole[at : at + length] = spread[start : start + length]
+        whole, spread = [view.numpy() for view in target.views], self._spread.numpy()
+        for start, (piece, at, length) in places:
+            whole[piece][at : at + length] = spread[start : start + length]
 
     def _starts(self, table: Table) -> np.ndarray:
         return np.cumsum(table[:, 2]) - table[:, 2]

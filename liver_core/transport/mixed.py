@@ -10,8 +10,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
-import torch
-
+from liver_core.device.region import AnyRegion
 from liver_core.device.threads import background
 from liver_core.transport.protocol import Call, Read, ReadReport, Transport, TransportError, TransportTimeout
 from liver_core.transport.regions import Address, Regions, check_reads
@@ -45,18 +44,18 @@ class MixedTransport:
     def register(
         self,
         *,
-        sources: Mapping[str, torch.Tensor] | None = None,
-        targets: Mapping[str, torch.Tensor] | None = None,
+        sources: Mapping[str, AnyRegion] | None = None,
+        targets: Mapping[str, AnyRegion] | None = None,
     ) -> None:
         self._check_open(Call.REGISTER)
-        self._regions.check_new(sources or {}, targets or {})
+        fresh = self._regions.added(sources, targets)
         if not self._lost:
             try:
                 self._near.register(sources=sources, targets=targets)
             except TransportError as error:
                 self._lose_near(error)
         self._far.register(sources=sources, targets=targets)
-        self._regions.add(sources or {}, targets or {})
+        self._regions.add(*fresh)
 
     def address(self) -> bytes:
         self._check_open(Call.REGISTER)

@@ -22,10 +22,12 @@ from liver_core.device import DeviceWait, settle
 from liver_core.device import read as on_host
 from liver_core.device.landed import flush_landed
 from liver_core.device.rank_device import own_device
+from liver_core.device.region import AnyRegion
 from liver_core.transport.landing_slots import BATCH_BYTES_MAX as STAGED_BYTES_MAX
 from liver_core.transport.landing_slots import LandingSlots
+from liver_core.transport.places import device_of, memory_of, must_stage, piece_addresses, spans
 from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout
-from liver_core.transport.regions import Address, Regions, Table, as_bytes, batches, check_reads
+from liver_core.transport.regions import Address, Regions, Table, addresses, batches, check_reads
 from liver_core.transport.ucx import (
     TOKEN_BYTES,
     Descriptors,
@@ -62,8 +64,8 @@ class _NixlPeer:
 
     address: Address
     agent_name: str
-    base: Mapping[str, tuple[int, int]]
-    """Kind to (address, device)."""
+    bases: Mapping[str, tuple[tuple[int, ...], int]]
+    """Kind to (address of each piece, device)."""
     memory: Mapping[str, str]
     """Kind to "DRAM" or "VRAM": counters lie in host memory beside tensors on a device."""
 
@@ -149,20 +151,21 @@ class NixlTransport:
     def register(
         self,
         *,
-        sources: Mapping[str, torch.Tensor] | None = None,
-        targets: Mapping[str, torch.Tensor] | None = None,
+        sources: Mapping[str, AnyRegion] | None = None,
+        targets: Mapping[str, AnyRegion] | None = None,
     ) -> None:
         self._check_open(Call.REGISTER)
-        sources, targets = sources or {}, targets or {}
-        self._regions.check_new(sources, targets)
-        for kind, tensor in sources.items():
-            if tensor.numel():
-                self._serving().register(as_bytes(tensor), kind)
-                self._place_token(tensor)
-        for kind, tensor in targets.items():
-            if tensor.numel():
-                self._reading().register(as_bytes(tensor), kind)
-        self._regions.add(sources, targets)
+        given, taken = self._regions.added(sources, targets)
+        for kind, each in given.items():
+            if each.region.numel:
+                for span in spans(each.region):
+                    self._serving().register(span, kind)
+                self._place_token(each.region.device)
+        for kind, each in taken.items():
+            if each.region.numel:
+                for span in spans(each.region):
+                    self._reading().register(span, kind)
+        self._regions.add(given, taken)
 
     def address(self) -> bytes:
         self._check_open(Call.REGISTER)
@@ -172,9 +175,9 @@ class NixlTransport:
             "metadata": base64.b64encode(self._serving().metadata()).decode(),
             "token": base64.b64encode(self._token.numpy().tobytes()).decode(),
             "token_at": self._token.data_ptr(),
-            "tokens": {memory: (each.data_ptr(), _device_of(each)) for memory, each in self._tokens.items()},
-            "base": {kind: (tensor.data_ptr(), _device_of(tensor)) for kind, tensor in sources.items()},
-            "memory": {kind: _memory_of(tensor) for kind, tensor in sources.items()},
+            "tokens": {memory: (each.data_ptr(), device_of(each)) for memory, each in self._tokens.items()},
+            "bases": {kind: (piece_addresses(each.region), device_of(each.region)) for kind, each in sources.items()},
+            "memory": {kind: memory_of(each.region) for kind, each in sources.items()},
             "machine": machine(),
             "pid": os.getpid(),
         }
@@ -221,7 +224,7 @@ class NixlTransport:
         except TransportError:
             self._kept.pop(asked, None)
             raise
-        for device in {self._regions.targets[read.kind].device for read in reads}:
+        for device in {self._regions.targets[read.kind].region.device for read in reads}:
             flush_landed(device)
         peers = tuple(PeerReport(each.peer, each.bytes, each.seconds) for each in work)
         return ReadReport(sum(each.bytes for each in peers), time.monotonic() - start, peers)
@@ -252,7 +255,7 @@ class NixlTransport:
     def _is_staged(self, read: Read) -> bool:
         """Whether its bytes are on a peer's device and go to this host, which UCX does not do at once."""
         known, target = self._peers.get(read.peer), self._regions.targets.get(read.kind)
-        return known is not None and target is not None and must_stage(known.memory.get(read.kind, ""), target)
+        return known is not None and target is not None and must_stage(known.memory.get(read.kind, ""), target.region)
 
     def _known(self, asked: tuple[Read, ...]) -> list[_Progress]:
         """The same for a small read that comes again and again: one post for all that a peer has in one kind of memory,
@@ -268,7 +271,7 @@ class NixlTransport:
     def _joined(self, item: _Progress) -> list[_Post]:
         found: dict[tuple[str, str], list[tuple[str, Table]]] = {}
         for post in item.pending:
-            memories = _memory_of(self._regions.targets[post.kind]), self._peers[item.peer].memory[post.kind]
+            memories = memory_of(self._regions.targets[post.kind].region), self._peers[item.peer].memory[post.kind]
             found.setdefault(memories, []).extend(post.parts)
         return [_Post(", ".join(kind for kind, _ in parts), tuple(parts), kept=True) for parts in found.values()]
 
@@ -278,13 +281,13 @@ class NixlTransport:
             self._server.register(self._token)
         return self._server
 
-    def _place_token(self, beside: torch.Tensor) -> None:
-        """Where a peer can prove that it reads the kind of memory that `beside` lies in."""
-        memory = _memory_of(beside)
+    def _place_token(self, device: torch.device) -> None:
+        """Where a peer can prove that it reads the memory of this device."""
+        memory = "VRAM" if device.type == "cuda" else "DRAM"
         if memory == "DRAM" or memory in self._tokens:
             return
-        token = self._tokens[memory] = self._token.to(beside.device)
-        settle(DeviceWait.LANDED, beside.device)
+        token = self._tokens[memory] = self._token.to(device)
+        settle(DeviceWait.LANDED, device)
         self._serving().register(token)
 
     def _reading(self) -> NixlAgent:
@@ -309,11 +312,16 @@ class NixlTransport:
             check_attachable(peer, decoded)
         try:
             metadata = base64.b64decode(decoded.extra["metadata"])
-            base = {kind: (int(at), int(device)) for kind, (at, device) in decoded.extra["base"].items()}
-            memory = {kind: str(decoded.extra["memory"][kind]) for kind in base}
+            bases = {
+                str(kind): (tuple(int(at) for at in places), int(device))
+                for kind, (places, device) in decoded.extra["bases"].items()
+            }
+            memory = {kind: str(decoded.extra["memory"][kind]) for kind in bases}
+            if any(len(bases[kind][0]) != len(spec.pieces) for kind, spec in decoded.regions.items()):
+                raise ValueError("not every piece of a region has an address")
         except (KeyError, TypeError, ValueError) as error:
             raise TransportError(Call.CONNECT, f"not an address: {error!r}", peer=peer) from None
-        return _NixlPeer(decoded, self._reading().add_peer(peer, metadata), base, memory)
+        return _NixlPeer(decoded, self._reading().add_peer(peer, metadata), bases, memory)
 
     def _prove(self, peer: int, known: _NixlPeer, deadline: float) -> None:
         """Read the peer's token, in each kind of memory that it has: wires up UCX ahead of the first real read, finds
@@ -323,8 +331,8 @@ class NixlTransport:
         tokens = {"DRAM": (int(extra["token_at"]), 0), **extra.get("tokens", {})}
         for memory, (at, device) in tokens.items():
             landing = self._landing_in(memory)
-            place = [[landing.data_ptr(), TOKEN_BYTES, _device_of(landing)]]
-            local = Descriptors(_memory_of(landing), np.array(place, dtype=np.uint64))
+            place = [[landing.data_ptr(), TOKEN_BYTES, device_of(landing)]]
+            local = Descriptors(memory_of(landing), np.array(place, dtype=np.uint64))
             remote = Descriptors(memory, np.array([[int(at), TOKEN_BYTES, int(device)]], dtype=np.uint64))
             for attempt in range(WIRE_UP_READS):
                 if attempt:
@@ -419,7 +427,7 @@ class NixlTransport:
     def _unload(self, post: _Post) -> None:
         assert self._slots is not None and post.slot is not None, "it has landed there"
         ((kind, table),) = post.parts
-        self._slots.unload(post.slot, table, as_bytes(self._regions.targets[kind]))
+        self._slots.unload(post.slot, table, self._regions.targets[kind].memory)
 
     def _give_back(self, post: _Post) -> None:
         if self._slots is not None and post.slot is not None:
@@ -431,16 +439,17 @@ class NixlTransport:
         here, there = zip(*(self._ends_of(known, kind, table) for kind, table in post.parts), strict=True)
         if self._slots is not None and post.slot is not None:
             ((_, table),) = post.parts
-            here = (Descriptors(_memory_of(self._slots.memory), self._slots.packed(post.slot, table)),)
+            here = (Descriptors(memory_of(self._slots.memory), self._slots.packed(post.slot, table)),)
         return _one(here), _one(there)
 
     def _ends_of(self, known: _NixlPeer, kind: str, table: Table) -> tuple[Descriptors, Descriptors]:
-        target = self._regions.targets[kind]
-        at, device = known.base[kind]
+        target, (bases, device) = self._regions.targets[kind], known.bases[kind]
         local, remote = np.empty((2, len(table), 3), dtype=np.uint64)
-        local[:, 0], local[:, 1], local[:, 2] = table[:, 1] + target.data_ptr(), table[:, 2], _device_of(target)
-        remote[:, 0], remote[:, 1], remote[:, 2] = table[:, 0] + at, table[:, 2], device
-        return Descriptors(_memory_of(target), local), Descriptors(known.memory[kind], remote)
+        local[:, 0] = addresses(target.spec.byte_starts, piece_addresses(target.region), table[:, 1])
+        remote[:, 0] = addresses(known.address.regions[kind].byte_starts, bases, table[:, 0])
+        local[:, 1], local[:, 2] = table[:, 2], device_of(target.region)
+        remote[:, 1], remote[:, 2] = table[:, 2], device
+        return Descriptors(memory_of(target.region), local), Descriptors(known.memory[kind], remote)
 
     def _give_up(self, work: Sequence[_Progress], failure: TransportError | None) -> None:
         late = next(item for item in work if not item.done)
@@ -478,16 +487,3 @@ def _is_small(reads: Sequence[Read]) -> bool:
 
 def _one(ends: Sequence[Descriptors]) -> Descriptors:
     return ends[0] if len(ends) == 1 else Descriptors(ends[0].memory, np.concatenate([each.table for each in ends]))
-
-
-def must_stage(memory: str, target: torch.Tensor) -> bool:
-    """Whether a read of a peer's `memory` reaches `target` over the stage only."""
-    return memory == "VRAM" and _memory_of(target) == "DRAM"
-
-
-def _memory_of(tensor: torch.Tensor) -> str:
-    return "VRAM" if tensor.is_cuda else "DRAM"
-
-
-def _device_of(tensor: torch.Tensor) -> int:
-    return max(tensor.get_device(), 0)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from liver_core.reshard.plan import CopyRuns
 
 if TYPE_CHECKING:
-    import torch
+    from liver_core.device.region import AnyRegion
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +116,10 @@ class Transport(Protocol):
     def register(
         self,
         *,
-        sources: Mapping[str, torch.Tensor] | None = None,
-        targets: Mapping[str, torch.Tensor] | None = None,
+        sources: Mapping[str, AnyRegion] | None = None,
+        targets: Mapping[str, AnyRegion] | None = None,
     ) -> None:
-        """Add flat contiguous tensors by name; the transport keeps a reference until `close`.
+        """Add regions by name; the transport keeps a reference until `close`. A flat tensor is a region of one piece.
 
         May be called again with new names. Raises TransportError for a tensor that is not flat and contiguous, a name
         registered before, and a source that comes after `address`.

@@ -1,22 +1,28 @@
-"""Named flat tensors of one endpoint, what is known of a peer's, and the checks that run before a byte moves.
+"""Named regions of one endpoint, what is known of a peer's, and the checks that run before a byte moves.
 
 Shared by all transports, so that a bad read fails the same way on each. Opens no connection.
+
+A region may lie in several pieces of memory, of several dtypes. Transports see one range of bytes for each region,
+piece after piece without gaps, and ask `RegionBytes` which memory a byte lies in. No run of a table lies in two pieces.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
+from liver_core.device.region import AnyRegion, Region, RegionError, as_region
 from liver_core.reshard.plan import CopyRuns
 from liver_core.transport.protocol import Call, Read, TransportError
 
 REGIONS_MAX = 256
+PIECES_MAX = 1 << 16
 RUNS_MAX = 1 << 22
 """Runs of one batch from one peer after expansion: 4 Mi runs are 96 MiB of offsets, more is a planning error."""
 
@@ -26,25 +32,69 @@ Table: TypeAlias = np.ndarray
 """int64 array of shape (runs, 3): source offset, target offset, length. In bytes unless said otherwise."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegionSpec:
-    """What a reader must know of a region to check a read: elements, dtype name, bytes per element."""
+class PieceSpec(NamedTuple):
+    """One past its last element, dtype name, bytes per element."""
 
-    numel: int
+    stop: int
     dtype: str
     itemsize: int
 
-    @staticmethod
-    def of(tensor: torch.Tensor) -> RegionSpec:
-        return RegionSpec(tensor.numel(), str(tensor.dtype).removeprefix("torch."), tensor.element_size())
 
-    def to_json(self) -> list[int | str]:
-        return [self.numel, self.dtype, self.itemsize]
+@dataclass(frozen=True)
+class RegionSpec:
+    """What a reader must know of a region to check a read. Raises ValueError for pieces that are no region's."""
+
+    pieces: tuple[PieceSpec, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.pieces) <= PIECES_MAX:
+            raise ValueError(f"a region has 1 to {PIECES_MAX} pieces, this one {len(self.pieces)}")
+        if (np.diff(self.stops) < 1).any() or self.stops[0] < 0 or (self.itemsizes < 1).any():
+            raise ValueError("ends of pieces must ascend, elements must have bytes")
 
     @staticmethod
-    def from_json(value: Sequence[int | str]) -> RegionSpec:
-        numel, dtype, itemsize = value
-        return RegionSpec(int(numel), str(dtype), int(itemsize))
+    def of(memory: AnyRegion) -> RegionSpec:
+        return RegionSpec(
+            tuple(
+                PieceSpec(piece.stop, str(piece.tensor.dtype).removeprefix("torch."), piece.tensor.element_size())
+                for piece in as_region(memory).pieces
+            )
+        )
+
+    @property
+    def numel(self) -> int:
+        return self.pieces[-1].stop
+
+    @cached_property
+    def stops(self) -> np.ndarray:
+        """int64: one past the last element of each piece."""
+        return np.array([piece.stop for piece in self.pieces], dtype=np.int64)
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """int64: the first element of each piece."""
+        return np.append(0, self.stops[:-1])
+
+    @cached_property
+    def itemsizes(self) -> np.ndarray:
+        """int64: bytes per element of each piece."""
+        return np.array([piece.itemsize for piece in self.pieces], dtype=np.int64)
+
+    @cached_property
+    def byte_starts(self) -> np.ndarray:
+        """int64: where each piece begins in the region's bytes."""
+        return _running((self.stops - self.starts) * self.itemsizes)
+
+    def pieces_of(self, elements: np.ndarray) -> np.ndarray:
+        """The number of the piece that each element lies in."""
+        return np.searchsorted(self.stops, elements, side="right")
+
+    def to_json(self) -> list[list[int | str]]:
+        return [list(piece) for piece in self.pieces]
+
+    @staticmethod
+    def from_json(value: Sequence[Sequence[int | str]]) -> RegionSpec:
+        return RegionSpec(tuple(PieceSpec(int(stop), str(dtype), int(size)) for stop, dtype, size in value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,86 +126,157 @@ class Address:
         return address
 
 
+class RegionBytes:
+    """The memory behind a region's bytes. `views`: flat uint8, one for each piece, also of dtypes that numpy lacks."""
+
+    def __init__(self, region: Region) -> None:
+        self.views = tuple(tensor.view(torch.uint8) for tensor in region.tensors)
+        self.starts = _running(np.array([len(view) for view in self.views], dtype=np.int64))
+        self.size = sum(len(view) for view in self.views)
+
+    def located(self, runs: np.ndarray) -> Iterator[tuple[int, int, int]]:
+        """Of runs (offset, length): number of the piece, offset in it, length. Raises ValueError where one is not in
+        one piece."""
+        offsets, lengths = runs.T
+        if len(runs) and (offsets.min() < 0 or lengths.min() < 1):
+            raise ValueError("a run begins before the region or is empty")
+        pieces = np.searchsorted(self.starts, offsets, side="right") - 1
+        ends = np.append(self.starts[1:], self.size)[pieces]
+        if (offsets + lengths > ends).any():
+            raise ValueError("a run ends after its piece")
+        return zip(pieces.tolist(), (offsets - self.starts[pieces]).tolist(), lengths.tolist(), strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A region that peers read, or that reads land in: what is known of it and the memory behind its bytes."""
+
+    region: Region
+    spec: RegionSpec
+    memory: RegionBytes
+
+    @staticmethod
+    def of(region: Region) -> Registered:
+        return Registered(region, RegionSpec.of(region), RegionBytes(region))
+
+
 @dataclass(slots=True)
 class Regions:
-    """The tensors of one endpoint. Sources and targets are two namespaces: a survivor has a "master" in both."""
+    """What one endpoint has. Sources and targets are two namespaces: a survivor has a "master" in both."""
 
-    sources: dict[str, torch.Tensor] = field(default_factory=dict)
-    targets: dict[str, torch.Tensor] = field(default_factory=dict)
+    sources: dict[str, Registered] = field(default_factory=dict)
+    targets: dict[str, Registered] = field(default_factory=dict)
     published: bool = False
 
-    def check_new(self, sources: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> None:
+    def added(
+        self, sources: Mapping[str, AnyRegion] | None, targets: Mapping[str, AnyRegion] | None
+    ) -> tuple[dict[str, Registered], dict[str, Registered]]:
+        """The new ones, which `add` takes; nothing is changed yet. Raises TransportError for one that cannot be had."""
         if sources and self.published:
             raise TransportError(Call.REGISTER, f"sources {sorted(sources)} come after the address was published")
-        for known, new in ((self.sources, sources), (self.targets, targets)):
+        fresh: list[dict[str, Registered]] = []
+        for known, new in ((self.sources, sources or {}), (self.targets, targets or {})):
             if len(known) + len(new) > REGIONS_MAX:
                 raise TransportError(Call.REGISTER, f"more than {REGIONS_MAX} regions")
-            for kind, tensor in new.items():
-                _check_tensor(kind, tensor, known)
+            fresh.append({kind: _checked(kind, memory, known) for kind, memory in new.items()})
+        return fresh[0], fresh[1]
 
-    def add(self, sources: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> None:
+    def add(self, sources: Mapping[str, Registered], targets: Mapping[str, Registered]) -> None:
         self.sources.update(sources)
         self.targets.update(targets)
 
     def source_specs(self) -> dict[str, RegionSpec]:
-        return {kind: RegionSpec.of(tensor) for kind, tensor in self.sources.items()}
+        return {kind: each.spec for kind, each in self.sources.items()}
 
 
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a flat uint8 tensor; works for dtypes that numpy lacks."""
-    return tensor.detach().view(torch.uint8)
+def addresses(starts: np.ndarray, bases: Sequence[int], offsets: np.ndarray) -> np.ndarray:
+    """uint64: where bytes of a region lie whose pieces begin at `starts` of it and at `bases` in memory."""
+    pieces = np.searchsorted(starts, offsets, side="right") - 1
+    return np.array(bases, dtype=np.uint64)[pieces] + (offsets - starts[pieces]).astype(np.uint64)
 
 
 def check_reads(
-    reads: Sequence[Read], peers: Mapping[int, Mapping[str, RegionSpec]], targets: Mapping[str, torch.Tensor]
+    reads: Sequence[Read], peers: Mapping[int, Mapping[str, RegionSpec]], targets: Mapping[str, Registered]
 ) -> list[Table]:
     """Raise TransportError for the first read that cannot be right; posting starts only after this.
 
-    Returns the runs of each read one by one, in bytes. Kinds that share one tuple of runs share the work on it, since
-    this is inside the pause.
+    Returns the runs of each read one by one, in bytes, cut where pieces end. Kinds that share one tuple of runs and lie
+    alike share the work on it, since this is inside the pause.
     """
     columns: dict[int, np.ndarray] = {}
     expanded: dict[int, Table] = {}
+    cut: dict[tuple[int, RegionSpec, RegionSpec], Table] = {}
     tables = []
     for read in reads:
         if read.peer not in peers:
             raise TransportError(Call.READ, f"not connected; connected are {sorted(peers)}", peer=read.peer)
-        source = peers[read.peer].get(read.kind)
-        target = targets.get(read.kind)
-        if source is None or target is None:
+        source, landing = peers[read.peer].get(read.kind), targets.get(read.kind)
+        if source is None or landing is None:
             where = "at the peer" if source is None else "as a target here"
             raise TransportError(Call.READ, f"no such region {where}", peer=read.peer, kind=read.kind)
-        spec = RegionSpec.of(target)
-        if source.dtype != spec.dtype:
-            text = f"peer has {source.dtype}, target is {spec.dtype}"
-            raise TransportError(Call.READ, text, peer=read.peer, kind=read.kind)
-        key = id(read.runs)
+        key, target = id(read.runs), landing.spec
         if key not in columns:
             columns[key] = _columns(read.runs)
-        _check_runs(read, columns[key], source.numel, spec.numel)
+        _check_runs(read, columns[key], source.numel, target.numel)
         if key not in expanded:
             expanded[key] = _expand(columns[key])
-        tables.append(expanded[key] * spec.itemsize)
+        if (key, source, target) not in cut:
+            cut[key, source, target] = _in_bytes(read, expanded[key], source, target)
+        tables.append(cut[key, source, target])
     return tables
 
 
-def copy_runs(read: Read, source: torch.Tensor, target: torch.Tensor) -> int:
-    """Copy inside one process, one strided copy for each entry of `runs`; returns bytes. Bounds must be checked.
+def copy_runs(read: Read, source: AnyRegion, target: AnyRegion) -> int:
+    """Copy inside one process, one strided copy for each entry of `runs` as far as pieces reach; returns bytes. Bounds
+    must be checked.
 
     Between host and device torch first gathers what is strided: there, only so many rows at a time.
     """
-    elements, near = 0, source.device == target.device
+    moved, theirs, ours = 0, as_region(source), as_region(target)
+    near = theirs.device == ours.device
     with torch.no_grad():
-        for r in read.runs:
+        for r in _within_pieces(read.runs, theirs, ours):
             at_once = r.count if near else max(1, _GATHERED_ELEMENTS // r.length)
+            there, here = theirs.piece_at(r.source_offset), ours.piece_at(r.target_offset)
+            source_at = there.tensor.storage_offset() + r.source_offset - there.start
+            target_at = here.tensor.storage_offset() + r.target_offset - here.start
             for row in range(0, r.count, at_once):
                 shape = (min(at_once, r.count - row), r.length)
-                source_at = source.storage_offset() + r.source_offset + row * r.source_stride
-                target_at = target.storage_offset() + r.target_offset + row * r.target_stride
-                block = source.as_strided(shape, (r.source_stride, 1), source_at)
-                target.as_strided(shape, (r.target_stride, 1), target_at).copy_(block)
-            elements += r.count * r.length
-    return elements * target.element_size()
+                block = there.tensor.as_strided(shape, (r.source_stride, 1), source_at + row * r.source_stride)
+                here.tensor.as_strided(shape, (r.target_stride, 1), target_at + row * r.target_stride).copy_(block)
+            moved += r.elements * here.tensor.element_size()
+    return moved
+
+
+def _within_pieces(runs: Iterable[CopyRuns], source: Region, target: Region) -> Iterator[CopyRuns]:
+    """The same copies; none crosses the end of a piece at either end."""
+    for r in runs:
+        count, s, t = r.count, r.source_offset, r.target_offset
+        while count:
+            s_stop, t_stop = source.piece_at(s).stop, target.piece_at(t).stop
+            rows = min(count, _rows_before(s_stop, s, r.length, r.source_stride))
+            rows = min(rows, _rows_before(t_stop, t, r.length, r.target_stride))
+            if rows:
+                strides = (r.source_stride, r.target_stride) if rows > 1 else (0, 0)
+                yield CopyRuns(s, t, r.length, rows, *strides)
+            else:
+                yield from _cut_row(s, t, r.length, source, target)
+            done = rows or 1
+            count, s, t = count - done, s + done * r.source_stride, t + done * r.target_stride
+
+
+def _rows_before(stop: int, at: int, length: int, stride: int) -> int:
+    """How many rows from `at` on end by `stop`; any number where a row follows at the same place, which is one row."""
+    if at + length > stop:
+        return 0
+    return (stop - at - length) // stride + 1 if stride else 1
+
+
+def _cut_row(s: int, t: int, length: int, source: Region, target: Region) -> Iterator[CopyRuns]:
+    while length:
+        part = min(length, source.piece_at(s).stop - s, target.piece_at(t).stop - t)
+        yield CopyRuns(s, t, part)
+        s, t, length = s + part, t + part, length - part
 
 
 def batches(table: Table, bytes_max: int, runs_max: int) -> list[Table]:
@@ -183,14 +304,24 @@ def _split_long(table: Table, bytes_max: int) -> Table:
     return cut
 
 
-def _check_tensor(kind: str, tensor: torch.Tensor, known: Mapping[str, torch.Tensor]) -> None:
+def _checked(kind: str, memory: AnyRegion, known: Mapping[str, Registered]) -> Registered:
     if kind in known:
         raise TransportError(Call.REGISTER, "registered before", kind=kind)
-    if tensor.dim() != 1 or not tensor.is_contiguous():
-        text = f"must be flat and contiguous, has shape {tuple(tensor.shape)} and strides {tensor.stride()}"
-        raise TransportError(Call.REGISTER, text, kind=kind)
-    if tensor.untyped_storage().nbytes() < (tensor.storage_offset() + tensor.numel()) * tensor.element_size():
-        raise TransportError(Call.REGISTER, "its storage is released", kind=kind)
+    try:
+        region = as_region(memory)
+    except RegionError as error:
+        raise TransportError(Call.REGISTER, str(error), kind=kind) from None
+    if len(region.pieces) > PIECES_MAX:
+        raise TransportError(Call.REGISTER, f"has {len(region.pieces)} pieces, at most {PIECES_MAX}", kind=kind)
+    for tensor in region.tensors:
+        if tensor.untyped_storage().nbytes() < (tensor.storage_offset() + tensor.numel()) * tensor.element_size():
+            raise TransportError(Call.REGISTER, "its storage is released", kind=kind)
+    return Registered.of(region)
+
+
+def _running(sizes: np.ndarray) -> np.ndarray:
+    """Where each begins if all lie one behind the other."""
+    return np.cumsum(sizes) - sizes
 
 
 def _columns(runs: Sequence[CopyRuns]) -> np.ndarray:
@@ -209,6 +340,47 @@ def _expand(columns: np.ndarray) -> Table:
     table = columns[row, :3]
     table[:, :2] += step[:, None] * columns[row, 4:]
     return table
+
+
+def _in_bytes(read: Read, table: Table, source: RegionSpec, target: RegionSpec) -> Table:
+    """Runs in elements as runs in bytes. Raises TransportError where the two ends have other dtypes."""
+    if len(source.pieces) == len(target.pieces) == 1:
+        _check_dtypes(read, source.pieces[0], target.pieces[0])
+        return table * target.pieces[0].itemsize
+    table = _cut_at(_cut_at(table, 0, source.stops), 1, target.stops)
+    theirs, ours = source.pieces_of(table[:, 0]), target.pieces_of(table[:, 1])
+    for pair in np.unique(theirs * len(target.pieces) + ours).tolist():
+        there, here = divmod(pair, len(target.pieces))
+        _check_dtypes(read, source.pieces[there], target.pieces[here])
+    size, found = target.itemsizes[ours], np.empty_like(table)
+    for column, spec, pieces in ((0, source, theirs), (1, target, ours)):
+        found[:, column] = spec.byte_starts[pieces] + (table[:, column] - spec.starts[pieces]) * size
+    found[:, 2] = table[:, 2] * size
+    return found
+
+
+def _check_dtypes(read: Read, source: PieceSpec, target: PieceSpec) -> None:
+    if source.dtype != target.dtype:
+        text = f"peer has {source.dtype}, target is {target.dtype}"
+        raise TransportError(Call.READ, text, peer=read.peer, kind=read.kind)
+
+
+def _cut_at(table: Table, column: int, stops: np.ndarray) -> Table:
+    """The same runs, cut where one crosses a stop in that column."""
+    first = np.searchsorted(stops, table[:, column], side="right")
+    last = np.searchsorted(stops, table[:, column] + table[:, 2], side="left")
+    parts = last - first + 1
+    if (parts == 1).all():
+        return table
+    row = np.repeat(np.arange(len(table)), parts)
+    part = np.arange(len(row)) - np.repeat(_running(parts), parts)
+    begin, length = table[row, column], table[row, 2]
+    low = np.where(part == 0, begin, stops[np.maximum(first[row] + part - 1, 0)])
+    high = np.minimum(begin + length, stops[first[row] + part])
+    cut = table[row]
+    cut[:, :2] += (low - begin)[:, None]
+    cut[:, 2] = high - low
+    return cut
 
 
 def _check_runs(read: Read, columns: np.ndarray, source_numel: int, target_numel: int) -> None:

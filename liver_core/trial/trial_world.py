@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from liver_core.layout import Manifest, Member, ParallelLayout, Roster
+from liver_core.memory.memory_placement import GRAD
 from liver_core.rank.step_boundary import start_total
 from liver_core.same_value import same_value
 from liver_core.state import megatron_optimizer as megatron
@@ -181,11 +182,11 @@ class TrialWorld:
 
     def contents(self) -> dict[str, torch.Tensor]:
         """A copy of masters and moments."""
-        return {kind: self.live.regions[kind].clone() for kind in state_kinds(self.live.manifest)}
+        return {kind: torch.cat(self.live.regions[kind].tensors) for kind in state_kinds(self.live.manifest)}
 
     def reduced(self) -> torch.Tensor:
         """A copy of the reduced gradients, in Megatron's order."""
-        return torch.cat([piece.reshape(-1).clone() for piece in self.live.gradients])
+        return torch.cat(self.live.regions[GRAD].tensors)
 
     def weights(self) -> torch.Tensor:
         """A copy of what the forward pass uses."""

@@ -88,17 +88,17 @@ def _give_back_pages(storage: torch.UntypedStorage) -> None:
         _c_library.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_DONTNEED)
 
 
-def pin(tensor: torch.Tensor) -> None:
-    """Pin the host memory of `tensor` in place, until `discard`. The device can then copy from and to it directly.
+def pin(tensors: Iterable[torch.Tensor]) -> None:
+    """Pin the host memory behind `tensors` in place, until `discard`. The device can then copy from and to it directly.
 
     Torch's own pinned memory is not used: it is rounded up to a power of two, which the budget would not count. Raises
     MemoryError if the system refuses, for example because of a limit on locked memory.
     """
-    storage = tensor.untyped_storage()
-    status = int(_cudart().cudaHostRegister(storage.data_ptr(), storage.nbytes(), 0))
-    if status:
-        raise MemoryError(f"{storage.nbytes()} bytes of host memory cannot be pinned: CUDA error {status}")
-    _PINNED.add(storage.data_ptr())
+    for storage in _storages(tensors):
+        status = int(_cudart().cudaHostRegister(storage.data_ptr(), storage.nbytes(), 0))
+        if status:
+            raise MemoryError(f"{storage.nbytes()} bytes of host memory cannot be pinned: CUDA error {status}")
+        _PINNED.add(storage.data_ptr())
 
 
 def _cudart() -> Any:

@@ -188,7 +188,7 @@ def _source(rank: Rank, device: str, elements: int) -> dict[str, Any]:
     usual = []
     for _ in range(STEPS_USUAL):
         usual.append(_timed(device, lambda: _step(whole, generator, None, 0)))
-    ring = SourceRing(elements, DEPTH, version=STEPS_USUAL, device=torch.device(device))
+    ring = SourceRing(torch.zeros(elements, device=device), DEPTH, version=STEPS_USUAL)
     endpoint = _endpoint(rank, device)
     endpoint.register(sources={**whole.regions, **ring.regions})
     endpoint.start_progress()
@@ -289,7 +289,7 @@ def _step(whole: Whole, generator: torch.Generator, ring: SourceRing | None, ver
     whole.regions["grad"].normal_(generator=generator)
     header = whole.header(version + 1, NORM)
     if ring is not None:
-        ring.publish((whole.regions["grad"],), header)
+        ring.publish(whole.regions["grad"], header)
         ring.stepping(version)
     whole.step(NORM)
     if ring is not None:

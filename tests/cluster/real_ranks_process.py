@@ -349,24 +349,24 @@ class Recorder:
                 self.model_nccl.library.looks = lambda: self._hold(fault.point)
             case "corrupt":
                 made = self.loop.following or self.loop.preparation.made
-                made.live.regions["exp_avg"].view(-1)[3] += 1.0
+                made.live.regions["exp_avg"].window(3, 4).add_(1.0)
             case "corrupt share":
                 self.loop.following.rescue.regions["exp_avg"].view(-1)[3] += 1.0
             case "corrupt replica":
                 made = self.loop.following or self.loop.preparation.made
                 whole = {spec.name for spec in made.manifest.parameters if spec.tp_dim is None}
                 part = next(part for part in made.live.shards.parameters if part.name in whole and part.numel)
-                made.live.regions["exp_avg"].view(-1)[part.region_offset] += 1.0
+                made.live.regions["exp_avg"].window(part.region_offset, part.region_offset + 1).add_(1.0)
             case "corrupt counts":
                 self.loop.following.boundary["small"]["element_scalars"]["step"] += 1.0
             case "corrupt gradients":
                 made = self.loop.following or self.loop.preparation.made
-                made.live.regions["grad"].view(-1)[3] += 1.0
+                made.live.regions["grad"].window(3, 4).add_(1.0)
             case "corrupt slot":
                 made = self.loop.following or self.loop.preparation.made
                 ring = made.source_stream.ring
-                newest = int(ring.regions["slots"].max()) // 2
-                ring.regions[f"ring{newest % ring.depth}"].add_(1.0)
+                newest = int(ring.small["slots"].max()) // 2
+                ring.slots[f"ring{newest % ring.depth}"].tensors[0].add_(1.0)
                 self.listener.send("passed", fault.point)
             case "lose the result":
                 lose_the_result()
@@ -387,11 +387,7 @@ class Recorder:
         from liver_core.state.small_state import collect
 
         if self.setup.record:
-            import torch
-
-            # As Megatron has them: what the region holds is for the code under test to put there.
-            gradients = {"grad": torch.cat(active.live.gradients)}
-            record = self._keep("source", active.world, active.live, active.live.regions | gradients)
+            record = self._keep("source", active.world, active.live, active.live.regions)
             record["weights"] = local_weights(active.state)
             record["small"] = collect(self.loop.job, active.state, active.live, self.loop.progress)
         if self.setup.checkpoint_at_boundary:
@@ -444,7 +440,7 @@ class Recorder:
         self.listener.send(name, self.loop.progress.step, resident, counts())
 
     def _keep(self, role: str, world: Any, live: Any, regions: dict[str, Any]) -> dict[str, Any]:
-        copies = {kind: on_host(region) for kind, region in regions.items()}
+        copies = {kind: whole(region) for kind, region in regions.items()}
         record = {"regions": copies, "layout": str(world.layout)}
         self.records[(role, world.generation, world.rank)] = record
         return record
@@ -457,7 +453,7 @@ class Recorder:
         return {
             "records": self.records,
             "trace": self.trace,
-            "final": {kind: on_host(region) for kind, region in active.live.regions.items()},
+            "final": {kind: whole(region) for kind, region in active.live.regions.items()},
             "manifest": to_json(active.live.manifest),
             "rank": active.world.rank,
             "step": progress.step,
@@ -510,12 +506,19 @@ def on_host(tensor: Any) -> Any:
     return tensor.detach().clone().cpu().numpy()
 
 
+def whole(region: Any) -> Any:
+    """All elements of a region as fp32 in numpy; bf16 numbers are fp32 numbers too."""
+    import torch
+
+    return on_host(torch.cat([tensor.float() for tensor in region.tensors]))
+
+
 def digest_of(regions: dict[str, Any]) -> str:
     """One digest over the raw bits of regions."""
     digest = hashlib.sha256()
     for kind in sorted(regions):
         digest.update(kind.encode())
-        digest.update(regions[kind].detach().cpu().numpy().tobytes())
+        digest.update(whole(regions[kind]).tobytes())
     return digest.hexdigest()
 
 

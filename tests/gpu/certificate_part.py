@@ -29,7 +29,7 @@ def run(device: str) -> Finding:
     found: dict[str, Any] = {}
     region = torch.randn(ELEMENTS[device], device=on)
     for name, slab in slabs(ELEMENTS[device]).items():
-        device_totals(region, batches_of([slab]), (1,))
+        device_totals([region], batches_of([slab]), (1,))
         taken = [seconds(region, slab) for _ in range(REPEATS)]
         found[name] = {
             "bytes": 4 * region.numel(),
@@ -55,11 +55,11 @@ def slabs(elements: int) -> dict[str, Slab]:
 
 def equal(on: torch.device, slab: Slab) -> bool:
     region = torch.randn(COMPARED, generator=torch.Generator().manual_seed(1))
-    return device_totals(region.to(on), batches_of([slab]), (7,)) == host_totals(region, [slab], (7,))
+    return device_totals([region.to(on)], batches_of([slab]), (7,)) == host_totals([region], [slab], (7,))
 
 
 def seconds(region: torch.Tensor, slab: Slab) -> float:
     settle(DeviceWait.READ, region.device)
     began = time.monotonic()
-    device_totals(region, batches_of([slab]), (1,))
+    device_totals([region], batches_of([slab]), (1,))
     return time.monotonic() - began

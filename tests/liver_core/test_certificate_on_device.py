@@ -49,7 +49,7 @@ def test_any_box_of_any_dtype_has_the_sum_that_numpy_finds(case, dtype, key, pad
     slabs = list(slabs_of(ResidentBox("w", box, padding), shape, 0))
     numel = sum(slab.rows * slab.width for slab in slabs)
     region = random_region(padding + numel + 2, dtype, seed)
-    assert device_totals(region, batches_of(slabs, most), (key,)) == host_totals(region, slabs, (key,))
+    assert device_totals([region], batches_of(slabs, most), (key,)) == host_totals([region], slabs, (key,))
 
 
 @given(
@@ -59,7 +59,7 @@ def test_any_box_of_any_dtype_has_the_sum_that_numpy_finds(case, dtype, key, pad
 def test_pairs_too_wherever_the_region_begins(rows, width, start, between, key, begin, most, seed):
     slab = in_pairs(Slab(0, False, 2, 2 * start, rows, 2 * width, 2 * (width + between)))
     region = random_region(begin + 2 + 2 * rows * width + 1, torch.float32, seed)[begin:]
-    assert device_totals(region, batches_of([slab], most), (key,)) == host_totals(region, [slab], (key,))
+    assert device_totals([region], batches_of([slab], most), (key,)) == host_totals([region], [slab], (key,))
 
 
 @pytest.mark.parametrize("width", [1, CHUNK - 1, CHUNK + 1, 3 * CHUNK])
@@ -68,8 +68,8 @@ def test_large_regions_of_several_parameters_have_the_same_sums_at_once(width):
     slabs = [Slab(1, False, 0, 5, rows, width, width + 3), Slab(0, False, rows * width, 0, 1, width, 0)]
     region = random_region((rows + 1) * width, torch.float32, width)
     keys = (MASK - 3, 0x9E3779B97F4A7C15, 7)
-    found = device_totals(region, batches_of(slabs), keys)
-    assert found == host_totals(region, slabs, keys) and found[2] == 0
+    found = device_totals([region], batches_of(slabs), keys)
+    assert found == host_totals([region], slabs, keys) and found[2] == 0
 
 
 @pytest.mark.parametrize(("width", "most"), [(NARROW - 1, 1024 // NARROW_PART), (NARROW, 1024)])
@@ -80,13 +80,15 @@ def test_a_batch_of_narrow_pieces_has_fewer_words_since_what_is_known_of_each_ta
 
 
 def test_no_slab_is_a_sum_of_zero():
-    assert device_totals(torch.zeros(0), batches_of([]), (1, 2)) == [0, 0]
+    assert device_totals([torch.zeros(0)], batches_of([]), (1, 2)) == [0, 0]
 
 
 def test_a_region_that_is_not_in_host_memory_stays_where_it_is(monkeypatch):
     """Only the numbers are read."""
     asked = []
-    monkeypatch.setattr(plans, "device_totals", lambda region, batches, keys: asked.append(region.device.type) or [5])
+    monkeypatch.setattr(
+        plans, "device_totals", lambda pieces, batches, keys: asked.append(pieces[0].device.type) or [5]
+    )
     monkeypatch.setattr(plans, "host_totals", lambda *_: pytest.fail("it would be copied to the host"))
     plan = plans.CertificatePlan([ResidentBox("w", Box((0,), (8,)), 0)], {"w": (8,)}, {"w": 3})
     assert plan.sums(torch.empty(8, device="meta"), "master").tolist() == [15]
@@ -99,7 +101,7 @@ def test_nothing_is_left_to_make_for_the_first_sum_which_may_be_in_a_pause(monke
     region = torch.empty(8, device="meta", dtype=dtype)
     plan.get_ready([torch.empty(8, dtype=dtype), region])
     monkeypatch.setattr(plans, "batches_of", lambda _: pytest.fail("made late"))
-    monkeypatch.setattr(plans, "device_totals", lambda region, batches, keys: [len(batches)])
+    monkeypatch.setattr(plans, "device_totals", lambda pieces, batches, keys: [len(batches)])
     assert plan.sums(region, "master").tolist() == [1]
 
 
@@ -109,7 +111,7 @@ def test_no_more_memory_is_taken_beside_the_region_than_is_planned(dtype, rows, 
     region = random_region(rows * width, dtype, 7)
     slab = Slab(0, False, 0, 0, rows, width, width + 1)
     with PeakMemory(known=[region]) as peak:
-        device_totals(region, batches_of([slab], CHUNK), [12345])
+        device_totals([region], batches_of([slab], CHUNK), [12345])
     assert tensors <= CERTIFICATE_TENSORS
     assert peak.peak <= 8 * CHUNK * (tensors + 0.1)
 
@@ -134,8 +136,8 @@ def numbers(slabs: list[Slab]) -> tuple[torch.Tensor, tuple[int, ...]]:
 def test_parameters_that_are_summed_together_have_sums_of_their_own(most):
     slabs = layers(12)
     region, keys = numbers(slabs)
-    found = device_totals(region, batches_of(slabs, most), keys)
-    assert found == host_totals(region, slabs, keys) and len(set(found)) == len(slabs)
+    found = device_totals([region], batches_of(slabs, most), keys)
+    assert found == host_totals([region], slabs, keys) and len(set(found)) == len(slabs)
 
 
 def test_a_device_is_asked_as_often_for_forty_layers_as_for_four():
@@ -146,7 +148,7 @@ def test_a_device_is_asked_as_often_for_forty_layers_as_for_four():
         region, keys = numbers(slabs)
         batches = batches_of(slabs)
         with Operations() as operations:
-            device_totals(region, batches, keys)
+            device_totals([region], batches, keys)
         asked.append(operations.count)
     assert asked[1] - asked[0] == len(SLICED) * (40 - 4), "but for the views of what is put together"
     assert asked[0] < 250
@@ -171,6 +173,6 @@ def test_much_memory_is_not_taken_for_many_short_rows_either():
     slabs = [Slab(0, False, 2 * at * CHUNK, 3 * at, 2 * CHUNK, 1, 5) for at in range(4)]
     region = random_region(8 * CHUNK, torch.float32, 7)
     with PeakMemory(known=[region]) as peak:
-        found = device_totals(region, batches_of(slabs, CHUNK), [12345])
-    assert found == host_totals(region, slabs, [12345])
+        found = device_totals([region], batches_of(slabs, CHUNK), [12345])
+    assert found == host_totals([region], slabs, [12345])
     assert peak.peak <= 8 * CHUNK * CERTIFICATE_TENSORS

@@ -15,12 +15,12 @@ import torch.distributed as dist
 
 from liver_core.certificate import CertificatePlan
 from liver_core.device import DeviceWait, settle
+from liver_core.device.region import AnyRegion
 from liver_core.handoff.messages import FailedPart, FailureCause, Reason
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.step_boundary import StepTotals
 from liver_core.rank.store_exchange import ExchangeTimeout, cause_of
-from liver_core.state.buckets import collect_gradients
 from liver_core.state.megatron_optimizer import GRAD
 from liver_core.state.small_state import count_sums, optimizer_counts
 from liver_core.worlds.groups import limited, plainly
@@ -137,27 +137,17 @@ class SourceSide:
 
     def publish_gradients(self) -> None:
         """Make the gradients readable and publish their norm. Call `finish_certificate` next. Raises Lost."""
-        pause, stay, norm = self._pause, self._gradients_stay, self._norm
+        pause, norm = self._pause, self._norm
         pause.probe("norm")
-        # All gradients are reduced: the norm was computed of them. If they are read in place, targets need not wait
-        # for their hash.
-        if stay:
-            self._settle_gradients()
-            self._publish("norm", norm)
+        # All gradients are reduced: the norm was computed of them. Targets need not wait for their hash.
+        settle(DeviceWait.GRADIENTS, self._active.live.device)
+        self._publish("norm", norm)
         started = pause.clock()
-        collect_gradients(self._active.live)
         assert self._following.source_certificate is not None
         part = hashed(self._following.source_certificate, self._active.live.regions, (GRAD,))
         pause.add("hash_source_s", started)
         self._start_sum("gradients", part)
-        if not stay:
-            self.finish_certificate()
-            self._settle_gradients()
-            self._publish("norm", norm)
         self.boundary["norm"] = norm
-
-    def _settle_gradients(self) -> None:
-        settle(DeviceWait.GRADIENTS, self._active.live.device)
 
     def finish_certificate(self) -> None:
         """Finish the sum in progress, if any, and publish the certificate to newcomers. Raises Lost."""
@@ -173,12 +163,6 @@ class SourceSide:
         """Publish that a source is lost, so that newcomers stop waiting for what will not come."""
         if self.publishes:
             self._pause.post(_LOST, reason.text)
-
-    @property
-    def _gradients_stay(self) -> bool:
-        """Whether targets read gradients in place: with one bucket, a rank's gradients are one piece."""
-        assert self._following.manifest is not None
-        return self._following.manifest.bucket_rule.elements_max is None
 
     def _state_part(self, version: int, kinds: Sequence[str]) -> torch.Tensor:
         """This rank's part of the state's certificate. Streamed state was certified at the announced version, so only
@@ -231,7 +215,7 @@ class SourceSide:
             raise Lost(self.broken, source=True) from error
 
 
-def hashed(plan: CertificatePlan, regions: Mapping[str, torch.Tensor], kinds: Sequence[str]) -> torch.Tensor:
+def hashed(plan: CertificatePlan, regions: Mapping[str, AnyRegion], kinds: Sequence[str]) -> torch.Tensor:
     """int64 [kinds x parameters]: this rank's part of the certificate. Its world sums the parts modulo 2^64."""
     return torch.cat([torch.from_numpy(plan.sums(regions[kind], kind).view("int64")) for kind in kinds])
 

@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable
 
-import torch
 import torch.distributed as dist
 
+from liver_core.device import is_host
+from liver_core.device.region import Region
 from liver_core.handoff.messages import Order, PreparePhase, Rung
 from liver_core.layout import Manifest, Member, ParameterSpec, from_json, to_json
 from liver_core.memory.memory_budget import DEPTH_IN_HOST_MEMORY, DEPTH_LEAST, BudgetRefused, derive
@@ -214,22 +215,22 @@ class Preparation:
         made.transport.start_progress()
         made.exchange.post(f"address/{made.source_rank}", made.transport.address().decode())
 
-    def _open_ring(self, made: NextWorld, live: LiveState) -> dict[str, torch.Tensor]:
+    def _open_ring(self, made: NextWorld, live: LiveState) -> dict[str, Region]:
         """The ring of this source, which its steps fill from the next one on. Returns what to register, nothing where
         the budget has no room for a ring: then nobody streams."""
         assert made.source_rank is not None and made.source_certificate is not None
-        region, numel = live.regions[GRAD], live.shards.region_numel
+        gradients = live.regions[GRAD]
         try:
             sizes = derive(
                 made.account.device_bytes_max,
                 taken_bytes=made.account.device_bytes,
-                source_numel=numel,
+                source_numel=gradients.numel,
                 target_numel=0 if made.live is None else made.live.shards.region_numel,
                 depth_wanted=self.settings.stream.ring_depth
-                or (DEPTH_LEAST if region.is_cuda else DEPTH_IN_HOST_MEMORY),
+                or (DEPTH_IN_HOST_MEMORY if is_host(gradients.device) else DEPTH_LEAST),
                 staged_kinds=made.placement.staged_kinds,
             )
-            ring = SourceRing(numel, sizes.depth, version=BEFORE_ANY, device=region.device)
+            ring = SourceRing(gradients, sizes.depth, version=BEFORE_ANY)
         except (BudgetRefused, UnorderedStores) as refused:
             propose_verdict(made.exchange, Verdict(Rung.STOP_AND_COPY, f"source rank {made.source_rank}: {refused}"))
             made.exchange.post(f"ring/{made.source_rank}", 0)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from liver_core.certificate import MASK, CertificatePlan, chained_sums
 from liver_core.device import DeviceWait, follow, is_host
 from liver_core.device.threads import background
+from liver_core.memory.memory_placement import GRAD
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.state.live_state import LiveState, state_kinds
 from liver_core.state.megatron_optimizer import distributed_optimizer, element_scalars, has_stepped
@@ -128,7 +129,7 @@ class SourceStream:
         with self._changed:
             if not self._changed.wait_for(lambda: self._may_overwrite(overwritten), HASH_WAIT_S_MAX):
                 self._fail(f"the gradients of step {overwritten} were not hashed within {HASH_WAIT_S_MAX:.0f} s")
-        self.ring.publish(active.live.gradients, header)
+        self.ring.publish(active.live.regions[GRAD], header)
         with self._changed:
             self._published.append(version)
             self._changed.notify_all()
@@ -193,7 +194,7 @@ class SourceStream:
             return 0
         while self.ring.settle_next():
             pass
-        return discard(self.ring.regions.values())
+        return discard(tensor for region in self.ring.regions.values() for tensor in region.tensors)
 
     def _may_overwrite(self, version: int) -> bool:
         """A later step may reuse a slot once its gradients are hashed, or if nothing will hash them any more."""

@@ -113,7 +113,7 @@ def run(source: ParallelLayout, target: ParallelLayout, precision: str, watch: f
     found["planned_bytes"] = planned[1]
     found["fullest_bytes"] = [rank_memory(training, layout, DeviceOverheads()).state for layout in (source, target)]
     found["ring_bytes"] = [
-        sum(each.nbytes for each in ring.regions.values() if each.is_cuda),
+        sum(region.bytes for region in ring.slots.values() if region.device.type == "cuda"),
         RING_DEPTH * active.live.shards.region_numel * 4,
     ]
     return found
@@ -177,7 +177,7 @@ class QuietStream(SourceStream):
 def published_step(job: GptJob, active: ActiveWorld) -> SourceRing:
     """A step beside a handoff that streams. Returns its ring."""
     live = active.live
-    ring = SourceRing(live.shards.region_numel, RING_DEPTH, version=BEFORE_ANY, device=live.device)
+    ring = SourceRing(live.regions["grad"], RING_DEPTH, version=BEFORE_ANY)
     unused: Any = None
     stream = QuietStream(live, unused, ring, rank=0)
     stream.attach(2, (1.0,), since=0.0)
@@ -208,7 +208,8 @@ def seen(watch: fake_cuda.Watch) -> dict[str, dict[str, int]]:
 def held(state: Any, live: Any) -> int:
     """Bytes of the next world's parameters, buffers and regions before they are allocated."""
     module = unwrapped(state.model)
-    tensors = (*module.parameters(), *module.buffers(), *live.buffers(), *live.regions.values())
+    regions = [tensor for region in live.regions.values() for tensor in region.tensors]
+    tensors = (*module.parameters(), *module.buffers(), *live.buffers(), *regions)
     return sum(
         {
             id(each.untyped_storage()): each.untyped_storage().nbytes() for each in tensors if each.numel() > 1_024
@@ -228,15 +229,8 @@ def devices(active: ActiveWorld, ring: SourceRing | None = None) -> dict[str, li
         "parameters": of(model.parameters()),
         "buffers": of(model.buffers()),
         "flat buffers": of(live.buffers()),
-        "regions": of(live.regions.values()),
-        "gradients": of(live.gradients),
+        "regions": of(tensor for region in live.regions.values() for tensor in region.tensors),
         "moments": of(value for value in moments if torch.is_tensor(value) and value.numel() > 1),
-        **(
-            {} if ring is None else {"ring": of(each for kind, each in ring.regions.items() if kind.startswith("ring"))}
-        ),
-        **(
-            {}
-            if ring is None
-            else {"counters": of(each for kind, each in ring.regions.items() if not kind.startswith("ring"))}
-        ),
+        **({} if ring is None else {"ring": of(region.tensors[0] for region in ring.slots.values())}),
+        **({} if ring is None else {"counters": of(ring.small.values())}),
     }

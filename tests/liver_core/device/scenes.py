@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 
 from liver_core.certificate import MASK, CertificatePlan
+from liver_core.device.region import as_region
 from liver_core.device.threads import background
 from liver_core.handoff.pending_events import Built
 from liver_core.layout import Box, ResidentBox
@@ -28,7 +29,7 @@ from liver_core.streaming.ring import BEFORE_ANY, COUNTER, SLOTS, SourceRing, ri
 from liver_core.streaming.tiles import LOCAL
 from liver_core.transport.gloo import TorchDistributedTransport
 from liver_core.transport.protocol import Read
-from liver_core.transport.regions import Address, Regions, RegionSpec
+from liver_core.transport.regions import Address, Regions, RegionSpec, Registered
 from liver_core.worlds.released_storage import release
 from tests.liver_core.device.late_device import LateDevice, land, raw
 
@@ -40,8 +41,9 @@ NOTHING: Any = None
 def allocation(device: LateDevice) -> None:
     """Bytes that land as soon as memory is there stay there."""
     region = torch.empty(N)
+    live = _live({"master": region})
     release([region])
-    allocate(_live({"master": region}))
+    allocate(live)
     land(region, 5.0)
     device.finish()
     assert raw(region) == [5.0] * N, "what landed was zeroed"
@@ -51,12 +53,12 @@ def ring_made(device: LateDevice) -> None:
     """The zeros of a new ring do not come after the gradients of a step."""
     gradients = torch.full((N,), 3.0)
     with device.own(CPU):
-        made = SourceRing(N, 2, version=0, device=CPU)
-    made.publish((gradients,), StepHeader(1, 1.0, 1.0, (), {}, True))
+        made = SourceRing(torch.zeros(N), 2, version=0)
+    made.publish(gradients, StepHeader(1, 1.0, 1.0, (), {}, True))
     while made.settle_next():
         pass
     device.finish()
-    assert raw(made.regions[ring_kind(1)]) == [3.0] * N
+    assert raw(made.slots[ring_kind(1)].tensors[0]) == [3.0] * N
 
 
 def ring(device: LateDevice) -> None:
@@ -64,13 +66,13 @@ def ring(device: LateDevice) -> None:
     state, gradients = torch.zeros(N), torch.zeros(N)
     plan = CertificatePlan([ResidentBox("w", Box((0,), (N,)), 0)], {"w": (N,)})
     with device.own(CPU):
-        made = SourceRing(N, 2, version=BEFORE_ANY, device=CPU)
+        made = SourceRing(torch.zeros(N), 2, version=BEFORE_ANY)
     live: Any = SimpleNamespace(regions={"master": state}, manifest=NOTHING)
     with mock.patch.object(SourceStream, "_in_background"):
         stream = SourceStream(live, plan, made, rank=0)
 
     def publish(active: Any, version: int, norm: float, steps: Any) -> None:
-        made.publish((gradients,), StepHeader(version, norm, 1.0, (), {}, True))
+        made.publish(gradients, StepHeader(version, norm, 1.0, (), {}, True))
         stream._published.append(version)
 
     with mock.patch.object(stream, "_publish", publish):
@@ -102,14 +104,14 @@ def ring(device: LateDevice) -> None:
 
 def _look(made: SourceRing, state: torch.Tensor) -> None:
     """As a reader does: what lies between two equal even looks is believed."""
-    counter, slots = made.regions[COUNTER].numpy(), made.regions[SLOTS].numpy()
+    counter, slots = made.small[COUNTER].numpy(), made.small[SLOTS].numpy()
     before = int(counter[0])
     values = raw(state)
     if before % 2 == 0 and int(counter[0]) == before:
         assert values == [_state(before // 2)] * N, f"state of version {before // 2}"
     for version in {int(slot) // 2 for slot in slots if slot > 0 and slot % 2 == 0}:
-        region = made.regions[ring_kind(slot_of(version, made.depth))]
-        assert raw(region) == [10.0 * version] * N, f"gradients of version {version}"
+        region = made.slots[ring_kind(slot_of(version, made.depth))]
+        assert raw(region.tensors[0]) == [10.0 * version] * N, f"gradients of version {version}"
 
 
 def _state(version: int) -> float:
@@ -124,7 +126,7 @@ def _sum_of(plan: CertificatePlan, value: float, kind: str) -> int:
     from liver_core.certificate.on_host import host_totals
 
     with _on_host():
-        total = host_totals(torch.full((N,), value), plan._by_element, _keys(plan.parameters, kind))
+        total = host_totals([torch.full((N,), value)], plan._whole, _keys(plan.parameters, kind))
     return sum(total) & MASK
 
 
@@ -166,11 +168,9 @@ def _source_side(regions: dict[str, torch.Tensor], look: Any) -> tuple[source_si
         request=SimpleNamespace(source=SimpleNamespace(members=(member,)), target=SimpleNamespace(members=(member,))),
         source_rank=0,
         source_certificate=object(),
-        manifest=SimpleNamespace(bucket_rule=SimpleNamespace(elements_max=None)),
         exchange=SimpleNamespace(post=lambda name, value: seen.update({name: look(name)})),
     )
-    parts = tuple(regions.values())
-    live = SimpleNamespace(regions=regions, gradients=parts, device=CPU, collected=False)
+    live = SimpleNamespace(regions=regions, device=CPU)
     active: Any = SimpleNamespace(live=live, state=NOTHING)
     pause = source_side.Pause(following, 0, lambda: 0.0, lambda point: None)
     return source_side.SourceSide(pause, active, lambda: {"version": 1}, None), seen
@@ -213,13 +213,13 @@ def sockets(device: LateDevice) -> None:
     target, staging = torch.zeros(N), torch.zeros(N * 4, dtype=torch.uint8)
     device.finish()
     land(staging[: N * 4].view(torch.float32), 9.0)
-    address = Address("torch", "peer", {"master": RegionSpec(N, "float32", 4)})
+    address = Address("torch", "peer", {"master": RegionSpec.of(target)})
 
     class Endpoint:
         _finish = TorchDistributedTransport._finish
 
         def __init__(self) -> None:
-            self._regions = Regions(targets={"master": target})
+            self._regions = Regions(targets={"master": Registered.of(as_region(target))})
             self._peers = {0: SimpleNamespace(address=address, pair=object())}
             self._free: list[Any] = []
 
@@ -239,12 +239,12 @@ def move_in_scene(device: LateDevice) -> None:
     home, waiting = torch.empty(N), torch.empty(N)
     device.finish()
     land(waiting, 7.0)
-    release([home])
     live = _live({"master": waiting})
-    live.homes, live.hollow = {"master": home}, (home,)
+    live.homes, live.hollow = {"master": as_region(home)}, (home,)
+    release([home])
     move_in(live, lambda on_device, on_host: None)
     device.finish()
-    assert raw(live.regions["master"]) == [7.0] * N
+    assert raw(live.regions["master"].tensors[0]) == [7.0] * N
 
 
 def freeing(device: LateDevice) -> None:
@@ -307,7 +307,8 @@ def communicators(device: LateDevice) -> None:
 
 
 def _live(regions: dict[str, torch.Tensor]) -> Any:
-    return SimpleNamespace(regions=regions, homes={}, hollow=(), buffers=lambda: (), device=CPU)
+    held = {kind: as_region(tensor) for kind, tensor in regions.items()}
+    return SimpleNamespace(regions=held, homes={}, hollow=(), buffers=lambda: (), device=CPU)
 
 
 SCENES = {

@@ -46,7 +46,7 @@ def test_everything_that_trains_moves_or_comes_next_lies_on_the_device(found: di
     assert where.pop("counters") == ["cpu"], "the CPU alone writes them"
     assert where.pop("buffers") in ([], ["cuda:0"]) and where.pop("next buffers") in ([], ["cuda:0"])
     assert where.pop("next moments") == [], "moments are attached at the cutover"
-    assert len(where) == 10
+    assert len(where) == 8
     assert {name: on for name, on in where.items() if on != ["cuda:0"]} == {}
     phases = ("build", "first_step", "step", "published_step", "next_build", "allocate", "move_in")
     assert all(found[phase]["strays"] == {} for phase in phases)

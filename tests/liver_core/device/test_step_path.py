@@ -55,7 +55,6 @@ MEANT = {
     "rank/step_boundary.py agree tolist": "the agreement of a boundary goes over gloo",
     "rank/step_boundary.py start_total tensor": "the totals of a step go over gloo",
     "rank/step_boundary.py wait tolist": "the totals of a step go over gloo",
-    "state/host_memory.py wait_in_host_memory empty": "host memory is what is asked for",
     "streaming/counters.py __init__ numpy": "counters lie in host memory",
     "streaming/reader.py _look numpy": "counters land in host memory",
     "streaming/reader.py _read_gradients numpy": "headers land in host memory",

@@ -4,20 +4,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="torch is not installed: there are no buffers")
 
+from liver_core.device.region import Region  # noqa: E402
 from liver_core.layout import BucketRule, Manifest, ParallelLayout, shard_ranges  # noqa: E402
-from liver_core.state.buckets import (  # noqa: E402
-    bucket_rule,
-    collect_gradients,
-    one_view,
-    pieces,
-    region_over,
-    return_gradients,
-)
+from liver_core.state.buckets import bucket_rule, owned_parts  # noqa: E402
 from tests.liver_core.layout.models import KINDS, spec  # noqa: E402
 
 
@@ -27,54 +19,30 @@ def manifest(elements_max: int | None, sizes: tuple[int, ...] = (100,) * 5) -> M
     return Manifest(parameters, 1, KINDS, BucketRule(elements_max=elements_max))
 
 
-def world(dp: int, rank: int, held: Manifest) -> Any:
-    """What the functions look at of a live world, over a buffer whose elements are numbered."""
+def world(dp: int, rank: int, held: Manifest) -> list[Any]:
+    """A rank's parts of a buffer whose elements are numbered."""
     shards = shard_ranges(held, ParallelLayout(dp=dp), rank)
     buffer, buckets, start = torch.arange(float(sum(b.padded_numel for b in shards.buckets))), [], 0
     for bucket in shards.buckets:
         buckets.append(SimpleNamespace(grad_data=buffer[start : start + bucket.padded_numel]))
         start += bucket.padded_numel
-    optimizer = SimpleNamespace(buffers=[SimpleNamespace(buckets=buckets)])
-    parts = pieces(optimizer, "grad_data", shards)
-    regions = {"grad": region_over(buffer, parts)}
-    return SimpleNamespace(gradients=parts, buffer=buffer, regions=regions, collected=False)
+    return owned_parts(SimpleNamespace(buffers=[SimpleNamespace(buckets=buckets)]), "grad_data", shards)
 
 
 def test_a_rank_owns_its_share_of_every_bucket():
-    assert [part.tolist() for part in world(2, 1, manifest(150)).gradients] == [
+    assert [part.tolist() for part in world(2, 1, manifest(150))] == [
         list(range(128, 256)),
         list(range(384, 512)),
         list(range(576, 640)),
     ]
 
 
-@pytest.mark.parametrize(
-    ("dp", "elements_max", "joined"), [(1, 150, True), (2, None, True), (2, 150, False), (4, 150, False)]
-)
-def test_pieces_are_one_view_only_where_they_follow_each_other(dp: int, elements_max: int | None, joined: bool):
-    live = world(dp, dp - 1, manifest(elements_max))
-    whole = one_view(live.gradients)
-    assert (whole is not None) == joined
-    if whole is not None:
-        assert torch.equal(whole, torch.cat(live.gradients))
-    region = live.regions["grad"]
-    assert region.untyped_storage().data_ptr() == live.buffer.untyped_storage().data_ptr(), "no memory of its own"
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.data())
-def test_gradients_that_are_collected_and_returned_are_what_they_were(data: st.DataObject):
-    dp = data.draw(st.integers(1, 6))
-    sizes = data.draw(st.lists(st.integers(1, 3000), min_size=1, max_size=8))
-    held = manifest(data.draw(st.none() | st.integers(1, 4000)), tuple(sizes))
-    live = world(dp, data.draw(st.integers(0, dp - 1)), held)
-    expected = torch.cat(live.gradients)
-    return_gradients(live)
-    assert torch.equal(torch.cat(live.gradients), expected), "nothing was collected, nothing is moved"
-    collect_gradients(live)
-    assert torch.equal(live.regions["grad"], expected)
-    return_gradients(live)
-    assert torch.equal(torch.cat(live.gradients), expected)
+@pytest.mark.parametrize(("dp", "elements_max", "count"), [(1, 150, 1), (2, None, 1), (2, 150, 3), (4, 150, 3)])
+def test_parts_that_follow_each_other_in_memory_are_one_piece(dp: int, elements_max: int | None, count: int):
+    parts = world(dp, dp - 1, manifest(elements_max))
+    region = Region(parts)
+    assert len(region.pieces) == count
+    assert torch.equal(torch.cat(region.tensors), torch.cat(parts))
 
 
 @pytest.mark.parametrize(

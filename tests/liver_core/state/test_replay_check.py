@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from liver_core.device.region import Region
 from liver_core.streaming.header import StepHeader
 from tests.cluster.rank_cluster import RankSetup
 from tests.cluster.real_ranks import run_alone, run_ranks
@@ -62,7 +63,7 @@ def _replay_megatron(rank: int, port: int, corpus: str, precision: str) -> dict[
         replaying.replay(resident, StepHeader.decode(header.encode()))
         for kind in ("master", *source.moments):
             for start, stop in resident:
-                if not same_bits(target.regions[kind][start:stop].clone(), source.regions[kind][start:stop].clone()):
+                if not same_bits(target.regions[kind].window(start, stop), source.regions[kind].window(start, stop)):
                     found["different"].append((version, kind, start))
         found["clipped"].add(bool(header.clip / (header.norm + 1e-6) < 1.0))
         found["groups"] = len(header.groups)
@@ -101,9 +102,7 @@ def _two_worlds(port: int, corpus: str, precision: str) -> tuple[Any, Any, Any, 
     return state, world, source, target
 
 
-def _step(
-    state: Any, world: Any, source: Any, landing: torch.Tensor, version: int, generator: torch.Generator
-) -> StepHeader:
+def _step(state: Any, world: Any, source: Any, landing: Region, version: int, generator: torch.Generator) -> StepHeader:
     """One real step of the first world; its gradients, as they were before it clipped them, go to `landing`."""
     from liver_core.state import megatron_optimizer as megatron
     from liver_core.state.optimizer_step import apply_step, hyper_parameters, measure_gradients
@@ -111,7 +110,7 @@ def _step(
     scale = 1.0 if version % 2 else 1e-5
     for part in source.shards.parameters:
         drawn = torch.randn(part.numel, generator=generator) * scale
-        source.regions["grad"][part.region_offset : part.region_offset + part.numel] = drawn
+        source.regions["grad"].window(part.region_offset, part.region_offset + part.numel).copy_(drawn)
     landing.copy_(source.regions["grad"])
     norm, clip = measure_gradients(state), megatron.distributed_optimizer(state.optimizer).config.clip_grad
     header = StepHeader(

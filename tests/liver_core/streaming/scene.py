@@ -113,7 +113,7 @@ class Scene:
         for _ in range(self.draw.choice([0, 2])):
             self.step(())
         self.rings = [
-            SourceRing(len(owned), sizes.depth, version=self.version, device=CPU) for owned in self.job.owned[0]
+            SourceRing(torch.zeros(len(owned)), sizes.depth, version=self.version) for owned in self.job.owned[0]
         ]
         for rank, endpoint in endpoints.items():
             endpoint.register(sources={**self.sources[rank].regions, **self.rings[rank].regions})
@@ -161,7 +161,7 @@ class Scene:
             source.regions["grad"].copy_(gradients[torch.tensor(self.job.owned[0][rank])])
             header = source.header(version, norm)
             if rings:
-                rings[rank].publish((source.regions["grad"],), header)
+                rings[rank].publish(source.regions["grad"], header)
                 rings[rank].stepping(self.version)
         for source in self.sources:
             source.step(norm)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from liver_core.certificate import MASK, CertificatePlan
+from liver_core.device.region import AnyRegion, Region
 from liver_core.layout import Box, ResidentBox
 from liver_core.streaming import ring as ring_module
 from liver_core.streaming.counters import CounterOrder, HostCounters
@@ -26,32 +27,32 @@ def header(version: int) -> StepHeader:
 
 
 def ring(elements: int = 5, depth: int = 2, version: int = 3) -> SourceRing:
-    return SourceRing(elements, depth, version=version, device=CPU)
+    return SourceRing(torch.zeros(elements), depth, version=version)
 
 
 def test_a_published_step_lies_in_its_slot_with_header_and_counter():
     made = ring()
-    regions = made.regions
-    assert (int(regions[COUNTER][0]), regions[SLOTS].tolist()) == (6, [NEVER, NEVER])
+    small = made.small
+    assert (int(small[COUNTER][0]), small[SLOTS].tolist()) == (6, [NEVER, NEVER])
     gradients = torch.arange(5.0)
-    made.publish((gradients,), header(4))
+    made.publish(gradients, header(4))
     gradients.zero_()
-    assert (int(regions[COUNTER][0]), regions[SLOTS].tolist()) == (6, [8, NEVER])
-    assert regions[ring_kind(0)].tolist() == [0, 1, 2, 3, 4], "the slot has a copy of its own"
-    assert StepHeader.decode(regions[HEADERS][:HEADER_BYTES].numpy().tobytes()) == header(4)
+    assert (int(small[COUNTER][0]), small[SLOTS].tolist()) == (6, [8, NEVER])
+    assert made.slots[ring_kind(0)].tensors[0].tolist() == [0, 1, 2, 3, 4], "the slot has a copy of its own"
+    assert StepHeader.decode(small[HEADERS][:HEADER_BYTES].numpy().tobytes()) == header(4)
     made.stepping(3)
-    assert int(regions[COUNTER][0]) == 7
+    assert int(small[COUNTER][0]) == 7
     made.stepped(4)
-    assert int(regions[COUNTER][0]) == 8
-    made.publish((gradients,), header(5))
-    assert regions[SLOTS].tolist() == [8, 10]
+    assert int(small[COUNTER][0]) == 8
+    made.publish(gradients, header(5))
+    assert small[SLOTS].tolist() == [8, 10]
 
 
 def test_only_the_next_version_is_published_and_stepped_to_and_only_whole_gradients():
     made = ring(version=3)
     for version in (2, 3, 5):
         with pytest.raises(ValueError, match=f"header of version {version}, expected 4"):
-            made.publish((torch.ones(5),), header(version))
+            made.publish(torch.ones(5), header(version))
         with pytest.raises(ValueError, match=f"stepped to version {version} from 3"):
             made.stepped(version)
     for version in (2, 4):
@@ -60,27 +61,38 @@ def test_only_the_next_version_is_published_and_stepped_to_and_only_whole_gradie
     for parts in ((torch.ones(4),), (torch.ones(6),), (torch.ones(4), torch.ones(2))):
         total = sum(part.numel() for part in parts)
         with pytest.raises(ValueError, match=f"gradients have {total} elements, the ring has 5"):
-            made.publish(parts, header(4))
-    assert (int(made.regions[COUNTER][0]), made.regions[SLOTS].tolist()) == (6, [NEVER, NEVER]), "nothing is begun"
+            made.publish(Region(parts), header(4))
+    assert (int(made.small[COUNTER][0]), made.small[SLOTS].tolist()) == (6, [NEVER, NEVER]), "nothing is begun"
+
+
+def test_a_slot_has_the_elements_and_dtypes_of_the_gradients_in_memory_of_its_own():
+    gradients = Region([torch.arange(3.0), torch.arange(3.0, 5.0), torch.arange(4.0).bfloat16()])
+    made = SourceRing(gradients, 2, version=3)
+    made.publish(gradients, header(4))
+    slot = made.slots[ring_kind(0)]
+    assert [(tensor.dtype, tensor.tolist()) for tensor in slot.tensors] == [
+        (torch.float32, [0, 1, 2, 3, 4]),
+        (torch.bfloat16, [0, 1, 2, 3]),
+    ]
 
 
 def test_all_memory_is_in_the_regions_and_the_regions_keep_their_place():
     made = ring()
-    places = {kind: tensor.data_ptr() for kind, tensor in made.regions.items()}
+    places = {kind: region.tensors[0].data_ptr() for kind, region in made.regions.items()}
     for version in range(4, 9):
-        made.publish((torch.ones(5),), header(version))
+        made.publish(torch.ones(5), header(version))
         made.stepping(version - 1)
         made.stepped(version)
-    assert {kind: tensor.data_ptr() for kind, tensor in made.regions.items()} == places
+    assert {kind: region.tensors[0].data_ptr() for kind, region in made.regions.items()} == places
     assert made.bytes == 8 + 2 * (8 + HEADER_BYTES + 5 * 4)
 
 
 def test_a_slot_is_invalid_before_anything_of_it_changes_and_valid_only_after_all_of_it(monkeypatch):
     made = ring(depth=1)
-    made.publish((torch.ones(5),), header(4))
+    made.publish(torch.ones(5), header(4))
     made.stepping(3)
     made.stepped(4)
-    slots, seen = made.regions[SLOTS], []
+    slots, seen = made.small[SLOTS], []
     original = torch.Tensor.copy_
 
     def copy(self: torch.Tensor, *rest, **more) -> torch.Tensor:
@@ -88,7 +100,7 @@ def test_a_slot_is_invalid_before_anything_of_it_changes_and_valid_only_after_al
         return original(self, *rest, **more)
 
     monkeypatch.setattr(torch.Tensor, "copy_", copy)
-    made.publish((torch.ones(5),), header(5))
+    made.publish(torch.ones(5), header(5))
     monkeypatch.undo()
     assert seen == [9], "gradients are written under the odd counter of their version"
     assert int(slots[0]) == 10
@@ -96,14 +108,14 @@ def test_a_slot_is_invalid_before_anything_of_it_changes_and_valid_only_after_al
 
 def test_a_reader_that_nobody_waits_for_believes_nothing_mixed():
     made = ring(ELEMENTS, depth=2, version=0)
-    regions, over, wrong, believed = made.regions, threading.Event(), [], []
+    small, over, wrong, believed = made.small, threading.Event(), [], []
 
     def read() -> None:
         while not over.is_set():
             for slot in range(2):
-                before = int(regions[SLOTS][slot])
-                gradients, data = regions[ring_kind(slot)].clone(), regions[HEADERS].clone()
-                if before < 0 or before % 2 or int(regions[SLOTS][slot]) != before:
+                before = int(small[SLOTS][slot])
+                gradients, data = made.slots[ring_kind(slot)].tensors[0].clone(), small[HEADERS].clone()
+                if before < 0 or before % 2 or int(small[SLOTS][slot]) != before:
                     continue
                 found = StepHeader.decode(data[slot * HEADER_BYTES : (slot + 1) * HEADER_BYTES].numpy().tobytes())
                 believed.append(before // 2)
@@ -115,7 +127,7 @@ def test_a_reader_that_nobody_waits_for_believes_nothing_mixed():
     deadline, version = time.monotonic() + 20, 0
     while (len(set(believed)) < 60 or version < 300) and time.monotonic() < deadline:
         version += 1
-        made.publish((torch.full((ELEMENTS,), float(version)),), header(version))
+        made.publish(torch.full((ELEMENTS,), float(version)), header(version))
         made.stepping(version - 1)
         made.stepped(version)
     over.set()
@@ -150,10 +162,10 @@ def test_two_threads_that_waited_for_the_same_event_write_one_counter_once(monke
             failures.append(error)
 
     monkeypatch.setattr(ring_module, "is_host", lambda device: False)
-    made.publish((torch.ones(5),), header(4))
+    made.publish(torch.ones(5), header(4))
     made.stepping(3)
     made.stepped(4)
-    assert (made.regions[SLOTS].tolist(), int(made.regions[COUNTER][0])) == ([7, NEVER], 7), "two counters are due"
+    assert (made.small[SLOTS].tolist(), int(made.small[COUNTER][0])) == ([7, NEVER], 7), "two counters are due"
     monkeypatch.setattr(ring_module, "await_event", await_event)
     monkeypatch.setattr(HostCounters, "put", slow_put)
     threads = [threading.Thread(target=settle) for _ in range(2)]
@@ -163,8 +175,8 @@ def test_two_threads_that_waited_for_the_same_event_write_one_counter_once(monke
         thread.join(10)
     monkeypatch.undo()
     assert not failures
-    assert (made.regions[SLOTS].tolist(), int(made.regions[COUNTER][0])) == ([8, NEVER], 7)
-    assert made.settle_next() and int(made.regions[COUNTER][0]) == 8 and not made.is_due
+    assert (made.small[SLOTS].tolist(), int(made.small[COUNTER][0])) == ([8, NEVER], 7)
+    assert made.settle_next() and int(made.small[COUNTER][0]) == 8 and not made.is_due
 
 
 @pytest.mark.parametrize("path", [(5,), (8,), (7, 9), (7, 8, 7), (7, 8, 8)], ids=str)
@@ -180,8 +192,8 @@ def test_a_counter_never_goes_back_and_hides_no_change(path: tuple[int, ...]):
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda made: made.publish((torch.ones(5),), header(5)), "version 5"),
-        (lambda made: made.publish((torch.ones(6),), header(4)), "6 elements"),
+        (lambda made: made.publish(torch.ones(5), header(5)), "version 5"),
+        (lambda made: made.publish(torch.ones(6), header(4)), "6 elements"),
         (lambda made: made.stepping(4), "stands at 3"),
         (lambda made: made.stepped(5), "from 3"),
         (lambda made: ring(depth=0), "depth"),
@@ -191,7 +203,7 @@ def test_calls_out_of_order_are_refused_before_anything_is_written(call, text: s
     made = ring()
     with pytest.raises(ValueError, match=text):
         call(made)
-    assert (int(made.regions[COUNTER][0]), made.regions[SLOTS].tolist()) == (6, [NEVER, NEVER])
+    assert (int(made.small[COUNTER][0]), made.small[SLOTS].tolist()) == (6, [NEVER, NEVER])
 
 
 def test_host_memory_whose_stores_may_be_reordered_is_refused(monkeypatch):
@@ -203,14 +215,14 @@ def test_host_memory_whose_stores_may_be_reordered_is_refused(monkeypatch):
 def test_the_sum_of_a_slot_is_the_hash_of_its_gradient_and_none_once_it_is_overwritten():
     plan = CertificatePlan([ResidentBox("w", Box((0,), (5,)), 0)], {"w": (5,)})
     made, gradients = ring(depth=2), torch.randn(5)
-    made.publish((gradients,), header(4))
+    made.publish(gradients, header(4))
     assert made.slot_sum(4, plan) == int(plan.sums(gradients, "grad").sum()) & MASK
     assert made.slot_sum(2, plan) is None and made.slot_sum(5, plan) is None and made.slot_sum(6, plan) is None
     original = plan.sums
 
-    def overwritten_meanwhile(region: torch.Tensor, kind: str):
-        sums = original(region, kind)
-        made.regions[SLOTS][slot_of(4, 2)] = 11
+    def overwritten_meanwhile(memory: AnyRegion, kind: str):
+        sums = original(memory, kind)
+        made.small[SLOTS][slot_of(4, 2)] = 11
         return sums
 
     plan.sums = overwritten_meanwhile

@@ -8,8 +8,10 @@ from itertools import pairwise
 import pytest
 import torch
 
+from liver_core.device.region import Region
 from liver_core.streaming.header import StepHeader
 from liver_core.streaming.window_step import GroupSpan, Replayer, ReplayError
+from tests.liver_core.device.regions import cut_region
 from tests.liver_core.streaming.optimizers import OPTIMIZERS, Whole, same_bits
 
 SIZES = [700, 1, 333, 64, 2000]
@@ -67,6 +69,31 @@ def test_steps_through_a_stage_are_the_steps_in_place_bit_for_bit(name: str, sta
         assert sum(lies.numel() for span in spans for lies, _ in span) == (sum(SIZES) - 199) * len(kinds)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_state_in_several_pieces_and_gradients_of_16_bits_are_stepped_as_the_source_steps(
+    name: str, dtype: torch.dtype
+):
+    """A source makes fp32 of its gradients before it clips them."""
+    generator = torch.Generator().manual_seed(9)
+    source = Whole(name, torch.randn(sum(SIZES), generator=generator), SIZES)
+    ends = [stop for _, stop in source.spans]
+    regions = {
+        kind: cut_region(region, ends[number::2]) for number, (kind, region) in enumerate(source.regions.items())
+    }
+    regions["grad"] = Region(tensor.to(dtype) for tensor in regions["grad"].tensors)
+    places = [GroupSpan(start, stop, at % 2) for at, (start, stop) in enumerate(source.spans)]
+    replayer = Replayer(source.rule, regions, places, window_elements=500)
+    assert set(replayer.stages) == (set() if dtype == torch.float32 else {"grad"})
+    for version in range(1, STEPS + 1):
+        rounded = torch.randn(sum(SIZES), generator=generator).to(dtype).float()
+        header, gradients = step(source, version, generator, gradients=rounded)
+        regions["grad"].copy_(Region([gradients]))
+        replayer.replay([(0, sum(SIZES))], header)
+        for kind in ("master", *source.rule.moments):
+            assert same_bits(torch.cat(regions[kind].tensors), source.regions[kind]), (kind, version)
+
+
 @pytest.mark.parametrize("name", ["adamw for-loop", "adam", "sgd momentum", "lion"])
 def test_rates_are_those_of_the_header_whatever_the_job_began_with(name: str):
     generator = torch.Generator().manual_seed(3)
@@ -84,9 +111,12 @@ def test_rates_are_those_of_the_header_whatever_the_job_began_with(name: str):
             assert same_bits(regions[kind], source.regions[kind]), (kind, version)
 
 
-def step(source: Whole, version: int, generator: torch.Generator) -> tuple[StepHeader, torch.Tensor]:
+def step(
+    source: Whole, version: int, generator: torch.Generator, *, gradients: torch.Tensor | None = None
+) -> tuple[StepHeader, torch.Tensor]:
     norm = 2.5 if version % 2 else 0.5
-    gradients = torch.randn(sum(SIZES), generator=generator)
+    if gradients is None:
+        gradients = torch.randn(sum(SIZES), generator=generator)
     if version == 1:
         gradients[::3] = -0.0
     header = StepHeader.decode(source.header(version, norm).encode())

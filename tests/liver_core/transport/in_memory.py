@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-import torch
-
+from liver_core.device.region import AnyRegion, Region
 from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout
 from liver_core.transport.regions import Address, Regions, RegionSpec, check_reads, copy_runs
 
@@ -91,12 +90,11 @@ class InMemoryTransport:
     def register(
         self,
         *,
-        sources: Mapping[str, torch.Tensor] | None = None,
-        targets: Mapping[str, torch.Tensor] | None = None,
+        sources: Mapping[str, AnyRegion] | None = None,
+        targets: Mapping[str, AnyRegion] | None = None,
     ) -> None:
         self._check_open(Call.REGISTER)
-        self._regions.check_new(sources or {}, targets or {})
-        self._regions.add(sources or {}, targets or {})
+        self._regions.add(*self._regions.added(sources, targets))
 
     def address(self) -> bytes:
         self._check_open(Call.REGISTER)
@@ -130,15 +128,15 @@ class InMemoryTransport:
         for read in reads:
             if read.runs:
                 source = self._answer(Call.READ, read.peer, self._peers[read.peer].name, deadline, read.kind)
-                count = copy_runs(read, source.source(read.kind), self._regions.targets[read.kind])
+                count = copy_runs(read, source.source(read.kind), self._regions.targets[read.kind].region)
                 before = moved[read.peer].bytes if read.peer in moved else 0
                 moved[read.peer] = PeerReport(read.peer, before + count, time.monotonic() - start)
         peers = tuple(moved[peer] for peer in sorted(moved))
         return ReadReport(sum(each.bytes for each in peers), time.monotonic() - start, peers)
 
-    def source(self, kind: str) -> torch.Tensor:
+    def source(self, kind: str) -> Region:
         """The registered source region itself, for readers in this process."""
-        return self._regions.sources[kind]
+        return self._regions.sources[kind].region
 
     def close(self) -> None:
         if self._open:

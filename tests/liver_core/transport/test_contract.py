@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pytest
 import torch
 
+from liver_core.device.region import AnyRegion, Region
 from liver_core.transport.protocol import Call, Read, ReadReport, Transport, TransportError, TransportTimeout
+from tests.liver_core.device.regions import cut_region
 from tests.liver_core.transport.ranks import KINDS, Rank, Run, run_ranks
 from tests.tiers import sample
 
@@ -41,6 +43,11 @@ def test_a_survivor_has_the_same_kind_as_source_and_as_target(kind: str):
 @every_kind
 def test_regions_of_other_dtypes_arrive_bitwise(kind: str):
     assert run_ranks(kind, 2, read_other_dtypes) == [True, True]
+
+
+@every_kind
+def test_regions_in_several_pieces_arrive_as_if_each_were_one(kind: str):
+    assert run_ranks(kind, 2, read_pieces) == [True, True]
 
 
 @every_kind
@@ -109,7 +116,7 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     return torch.equal(left.view(torch.uint8), right.view(torch.uint8))
 
 
-def connected(rank: Rank, sources: dict[str, torch.Tensor], targets: dict[str, torch.Tensor]) -> Transport:
+def connected(rank: Rank, sources: Mapping[str, AnyRegion], targets: Mapping[str, AnyRegion]) -> Transport:
     """An endpoint that is connected to every other rank; all ranks must call it together."""
     endpoint = rank.endpoint()
     endpoint.register(sources=sources)
@@ -216,6 +223,26 @@ def read_other_dtypes(rank: Rank) -> bool:
         replay([Run(1, 0, 3, 100, 5, 5)], (torch.arange(501) * 7 + other).to(dtype), expected)
         assert torch.equal(targets[str(dtype)], expected)
     return True
+
+
+def read_pieces(rank: Rank) -> bool:
+    """Two dtypes in memory here and there: the ends of pieces are others at the two ends, and inside runs."""
+    other = 1 - rank.rank
+    theirs = numbers(other, 300), numbers(other + 7, 200).bfloat16()
+    source = Region([*cut_region(numbers(rank.rank, 300), [90, 91]).tensors, numbers(rank.rank + 7, 200).bfloat16()])
+    target = Region(
+        [*cut_region(torch.zeros(300), [150]).tensors, *cut_region(torch.zeros(200).bfloat16(), [77]).tensors]
+    )
+    endpoint = connected(rank, {"grad": source}, {"grad": target})
+    report = endpoint.read([Read(other, "grad", (Run(10, 10, 400), Run(450, 450, 5, 3, 9, 9)))], soon())
+    assert report.bytes == 290 * 4 + (110 + 15) * 2
+    leave(rank, endpoint)
+    expected = torch.zeros(300), torch.zeros(200, dtype=torch.bfloat16)
+    expected[0][10:] = theirs[0][10:]
+    for start, stop in ((0, 110), (150, 155), (159, 164), (168, 173)):
+        expected[1][start:stop] = theirs[1][start:stop]
+    found = torch.cat(target.tensors[:2]), torch.cat(target.tensors[2:])
+    return same_bits(found[0], expected[0]) and same_bits(found[1], expected[1])
 
 
 def read_large(rank: Rank) -> bool:

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from liver_core.device.region import as_region
 from liver_core.transport import nixl
 from liver_core.transport.landing_slots import SLOT_BYTES, SLOTS, LandingSlots
 from liver_core.transport.nixl import NixlTransport, _Post, must_stage
 from liver_core.transport.protocol import Read, TransportError
+from liver_core.transport.regions import RegionBytes
 from tests.liver_core.transport.ranks import Rank, Run, run_ranks
 from tests.liver_core.transport.test_contract import (
     NUMEL,
@@ -68,7 +70,7 @@ def test_runs_are_packed_in_a_slot_and_spread_from_there(runs: int):
     content = torch.randint(1, 255, (int(lengths.sum()),), dtype=torch.uint8)
     stage.memory[slot * SLOT_BYTES :][: len(content)] = content
     target = torch.zeros(int(places[-1] + lengths[-1]) + 5, dtype=torch.uint8)
-    stage.unload(slot, table, target)
+    stage.unload(slot, table, RegionBytes(as_region(target)))
     written = torch.cat([target[at : at + length] for at, length in zip(places, lengths, strict=True)])
     assert torch.equal(written, content)
     assert int(target.count_nonzero()) == len(content), "nothing between the runs"

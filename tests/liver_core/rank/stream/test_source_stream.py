@@ -30,7 +30,7 @@ def test_a_thread_that_fails_says_so_whatever_it_fails_with(
     def sums(region: Any, kind: str) -> Any:
         raise error("layer 7")
 
-    ring = SourceRing(4, 2, version=-1, device=torch.device("cpu"))
+    ring = SourceRing(torch.zeros(4), 2, version=-1)
     live: Any = SimpleNamespace(manifest=Manifest((spec("w", (4,), layer=0),), 1, KINDS), regions=defaultdict(list))
     plan: Any = SimpleNamespace(sums=sums)
     stream = SourceStream(live, plan, ring, rank=3)
@@ -59,7 +59,7 @@ def test_its_threads_sleep_until_there_is_something_to_do(monkeypatch: pytest.Mo
         return wait(self, timeout)
 
     monkeypatch.setattr(threading.Condition, "wait", noted)
-    ring = SourceRing(4, 2, version=-1, device=torch.device("cpu"))
+    ring = SourceRing(torch.zeros(4), 2, version=-1)
     live: Any = SimpleNamespace(manifest=Manifest((spec("w", (4,), layer=0),), 1, KINDS), regions=defaultdict(list))
     stream = SourceStream(live, SimpleNamespace(sums=lambda region, kind: [len(kind)]), ring, rank=3)  # type: ignore[arg-type]
     stream.after_step(0)
