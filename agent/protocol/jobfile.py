@@ -172,6 +172,9 @@ class ModelShape(JobPart):
 class DdpRules(JobPart):
     """How gradients and weights travel between data-parallel ranks, as Megatron's DistributedDataParallel names it."""
 
+    grad_reduce_in_fp32: bool = Field(
+        default=True, description="Without it gradients are reduced, and handed over, in the dtype of their weights."
+    )
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False
     bucket_size: int | None = Field(
@@ -186,8 +189,9 @@ class DdpRules(JobPart):
         return value
 
     def arguments(self) -> dict[str, Any]:
-        """By the names that a job's class gets them under."""
-        return {
+        """By the names that a job's class gets them under. Of gradients only what is unusual: not every class knows it."""
+        dtypes = {} if self.grad_reduce_in_fp32 else {"grad_reduce_in_fp32": False}
+        return dtypes | {
             "overlap_grad_reduce": self.overlap_grad_reduce,
             "overlap_param_gather": self.overlap_param_gather,
             "ddp_bucket_size": self.bucket_size,

@@ -5,7 +5,7 @@ layer has its own entry under its global number. State kinds (masters, moments, 
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -20,6 +20,12 @@ from liver_core.layout.limits import COUNT_MAX, STRICT, Bound, Count, Name, Shor
 DIMS_MAX = 8
 PARAMETERS_MAX = 1_000_000
 KINDS_MAX = 64
+
+FLOAT32, BFLOAT16 = "float32", "bfloat16"
+DTYPE_BYTES = {FLOAT32: 4, BFLOAT16: 2}
+OF_PARAMETER = "parameter"
+GRAD = "grad"
+"""The kind of the reduced gradients: its dtype decides how Megatron cuts its buffers."""
 
 
 class Place(StrEnum):
@@ -39,7 +45,7 @@ class ParameterSpec:
 
     name: logical name with the global layer number, "decoder.layers.3.mlp.linear_fc1.weight".
     shape: unsharded, vocabulary padded (the padding is fixed for the job's life).
-    dtype: of the model parameter; the state kinds have their own.
+    dtype: of the model parameter, a name of `DTYPE_BYTES`; the state kinds have their own.
     tp_dim: the dim that tensor parallelism splits, None where every TP rank holds the whole.
     blocks: 1, or 2 for gated units: tp_dim, which must be 0 then, is `blocks` equal parts (gate, up), each split over
         TP on its own.
@@ -71,7 +77,7 @@ class ParameterSpec:
         need(bool(self.name), "name", "must not be empty")
         need(1 <= len(self.shape) <= DIMS_MAX, "shape", f"must have 1 to {DIMS_MAX} dims, is {self.shape}")
         need(all(size >= 1 for size in self.shape), "shape", f"every dim must be at least 1, is {self.shape}")
-        need(bool(self.dtype), "dtype", "must not be empty")
+        need(self.dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}, is {self.dtype!r}")
         need(self.blocks >= 1, "blocks", f"must be at least 1, is {self.blocks}")
         need(self.unit >= 1, "unit", f"must be at least 1, is {self.unit}")
         need(self.place in _PLACE_ORDER, "place", f"must be one of {', '.join(_PLACE_ORDER)}, is {self.place!r}")
@@ -105,17 +111,24 @@ class ParameterSpec:
 
 @dataclass(frozen=True, slots=True)
 class StateKind:
-    """One kind of state that every element has ("master", "exp_avg", "grad", ...): one region per kind and rank."""
+    """One kind of state that every element has ("master", "exp_avg", "grad", ...): one region per kind and rank.
+
+    dtype: a name of `DTYPE_BYTES`, or OF_PARAMETER where each element has that of its parameter.
+    """
 
     name: Name
     dtype: Name
-    bytes_per_element: Count
 
     def __post_init__(self) -> None:
         if not self.name:
             raise LayoutError("kind.name", "must not be empty")
-        if self.bytes_per_element < 1:
-            raise LayoutError(f"kind {self.name}.bytes_per_element", f"must be positive, is {self.bytes_per_element}")
+        if self.dtype != OF_PARAMETER and self.dtype not in DTYPE_BYTES:
+            known = ", ".join((*DTYPE_BYTES, OF_PARAMETER))
+            raise LayoutError(f"kind {self.name}.dtype", f"must be one of {known}, is {self.dtype!r}")
+
+    def dtype_of(self, spec: ParameterSpec) -> str:
+        """Of this kind's elements of a parameter, in every layout."""
+        return spec.dtype if self.dtype == OF_PARAMETER else self.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +175,7 @@ class Manifest:
     """All parameters of a job and the kinds of state each element has. Raises LayoutError naming the parameter.
 
     `parameters` are kept in model order (first stage, layers, last stage), whatever order they are given in, so that
-    equal manifests have equal digests. One model dtype only: Megatron makes one buffer per dtype, and a mixture would
-    need one region per buffer.
+    equal manifests have equal digests.
     """
 
     __pydantic_config__ = STRICT
@@ -202,10 +214,14 @@ class Manifest:
         """Whether the last of several stages holds a copy of that (embedding) parameter."""
         return name in self._copied
 
-    @property
-    def bytes_per_element(self) -> int:
-        """Bytes of one element over all state kinds."""
-        return sum(kind.bytes_per_element for kind in self.kinds)
+    def gradient_dtype(self, spec: ParameterSpec) -> str:
+        """Of the reduced gradients of a parameter; float32 where the manifest has no such kind."""
+        return next((kind.dtype_of(spec) for kind in self.kinds if kind.name == GRAD), FLOAT32)
+
+    def element_bytes(self, spec: ParameterSpec, kinds: Collection[str] | None = None) -> int:
+        """Bytes of one element of a parameter over the kinds of these names, by default over all."""
+        wanted = (kind for kind in self.kinds if kinds is None or kind.name in kinds)
+        return sum(DTYPE_BYTES[kind.dtype_of(spec)] for kind in wanted)
 
     def digest(self) -> str:
         """sha256 of the canonical JSON."""
@@ -227,9 +243,6 @@ def _check_manifest(manifest: Manifest) -> None:
     _refuse_repeats("kinds", Counter(kind.name for kind in manifest.kinds))
     _refuse_repeats("parameters", Counter(spec.name for spec in specs))
     _refuse_repeats("order", Counter((spec.place, spec.layer, spec.order) for spec in specs))
-    dtypes = sorted({spec.dtype for spec in specs})
-    if len(dtypes) > 1:
-        raise LayoutError("parameters", f"have dtypes {', '.join(dtypes)}; only one model dtype is supported")
     if manifest.num_layers < 0:
         raise LayoutError("num_layers", f"must not be negative, is {manifest.num_layers}")
     for spec in specs:

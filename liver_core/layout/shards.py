@@ -8,6 +8,7 @@ parts of which the rank owns one. The region is the concatenation of the rank's 
 from dataclasses import dataclass
 from functools import lru_cache
 from math import lcm
+from typing import NamedTuple
 
 from liver_core.layout.local_parameters import LocalParameter, stage_parameters
 from liver_core.layout.manifest import BucketRule, Manifest
@@ -16,17 +17,25 @@ from liver_core.layout.parallel import ParallelLayout
 _HIGH_BANDWIDTH_MULTIPLE = 2**16
 
 
+class BufferKey(NamedTuple):
+    """Megatron makes one buffer for each of these: a model chunk's parameters of one dtype whose gradients have one."""
+
+    chunk: int
+    param_dtype: str
+    grad_dtype: str
+
+
 @dataclass(frozen=True, slots=True)
 class BucketShard:
     """One bucket and this rank's part of it, in elements.
 
-    chunk, index: model chunk, and number of the bucket inside the chunk's buffer.
+    buffer, index: which of Megatron's buffers, and number of the bucket in it.
     numel, padded_numel: of the whole bucket, without and with the padding of its end.
     start, stop: this rank's part, counted from the bucket's start.
     region_offset: where the part begins in the region.
     """
 
-    chunk: int
+    buffer: BufferKey
     index: int
     numel: int
     padded_numel: int
@@ -76,7 +85,7 @@ def shard_ranges(manifest: Manifest, layout: ParallelLayout, rank: int) -> RankS
     for bucket in stage_buckets(manifest, layout, at.pp):
         size = bucket.padded_numel // layout.shards
         start, stop = shard * size, (shard + 1) * size
-        buckets.append(BucketShard(bucket.chunk, bucket.index, bucket.numel, bucket.padded_numel, start, stop, offset))
+        buckets.append(BucketShard(bucket.buffer, bucket.index, bucket.numel, bucket.padded_numel, start, stop, offset))
         for begin, local in bucket.parameters:
             low, high = max(start, begin), min(stop, begin + local.numel)
             if low < high:
@@ -95,7 +104,7 @@ def region_numel(manifest: Manifest, layout: ParallelLayout, rank: int) -> int:
 class Bucket:
     """A whole bucket: `parameters` are (start inside the bucket, parameter), ascending. Sizes as in BucketShard."""
 
-    chunk: int
+    buffer: BufferKey
     index: int
     numel: int
     padded_numel: int
@@ -104,19 +113,23 @@ class Bucket:
 
 @lru_cache(maxsize=512)
 def stage_buckets(manifest: Manifest, layout: ParallelLayout, stage: int) -> tuple[Bucket, ...]:
-    """The buckets of every rank of a pipeline stage, chunk after chunk, in buffer order."""
+    """The buckets of every rank of a pipeline stage: chunk after chunk, and in it buffer after buffer, in the order of
+    their first parameters."""
     rule = manifest.bucket_rule
+    held_in: dict[BufferKey, list[LocalParameter]] = {}
+    for local in stage_parameters(manifest, layout, stage):
+        key = BufferKey(local.chunk, local.spec.dtype, manifest.gradient_dtype(local.spec))
+        held_in.setdefault(key, []).append(local)
     found: list[Bucket] = []
-    for chunk in range(layout.vpp):
-        held = [local for local in stage_parameters(manifest, layout, stage) if local.chunk == chunk]
+    for key, held in held_in.items():
         # DistributedDataParallel turns bucketing off on later stages, and the caller on later chunks.
-        elements_max = rule.elements_max_at(layout.dp) if stage == 0 and chunk == 0 else None
+        elements_max = rule.elements_max_at(layout.dp) if stage == 0 and key.chunk == 0 else None
         groups = _cut_into_buckets(manifest, layout, held[::-1], elements_max)
         for index, group in enumerate(groups):
             last_start, last = group[-1]
             numel = last_start + last.numel
             padded = _round_up(numel, _end_divisor(rule, layout.shards))
-            found.append(Bucket(chunk, index, numel, padded, tuple(group)))
+            found.append(Bucket(key, index, numel, padded, tuple(group)))
     return tuple(found)
 
 

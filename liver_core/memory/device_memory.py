@@ -21,6 +21,7 @@ from liver_core.memory.memory_placement import (
     Room,
     Streaming,
     areas,
+    cast_bytes,
     least_streaming,
     place,
 )
@@ -43,14 +44,18 @@ class TrainingShape:
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Bytes on the device of one rank that trains. `region`: of one kind of state."""
+    """Bytes on the device of one rank that trains. `elements`: of its share of each kind of state. `own_gradients`: of
+    the gradients in that share. `cast`: their copies in a step where they are not fp32; the activations are gone then.
+    """
 
     stage: int
     weights: int
     gradients: int
     optimizer: int
-    region: int
+    elements: int
+    own_gradients: int
     activations: int
+    cast: int
     context: int
     nccl: int
 
@@ -62,7 +67,7 @@ class RankMemory:
     @property
     def total(self) -> int:
         """All of it."""
-        return self.state + self.activations + self.context + self.nccl
+        return self.state + max(self.activations, self.cast) + self.context + self.nccl
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,7 @@ def _stages(training: TrainingShape, layout: ParallelLayout, overheads: DeviceOv
     for stage in sorted({0, layout.pp - 1}):
         held = {area.name: area for area in areas(manifest, layout, stage)}
         weights, gradients = held.pop(WEIGHTS).device_bytes, held.pop(GRAD)
+        elements = held["exp_avg"].host_bytes // BYTES_PER_ELEMENT
         activations = training.activations
         if activations is None:
             activations = activation_bytes(
@@ -120,8 +126,10 @@ def _stages(training: TrainingShape, layout: ParallelLayout, overheads: DeviceOv
             weights=weights,
             gradients=gradients.device_bytes,
             optimizer=sum(area.device_bytes for area in held.values()),
-            region=gradients.host_bytes,
+            elements=elements,
+            own_gradients=gradients.host_bytes,
             activations=activations,
+            cast=cast_bytes(manifest, layout, stage),
             context=overheads.context + overheads.workspaces,
             nccl=overheads.nccl(layout.world_size),
         )
@@ -145,11 +153,11 @@ def handoff_memory(
     present = rank_memory(training, source, overheads)
     following = rank_memory(training, target, overheads)
     wanted = areas(manifest_of(training.model), target, following.stage)
-    ring = ring_bytes(present.region // BYTES_PER_ELEMENT, DEPTH_LEAST)
-    stream = least_streaming(ring, following.region // BYTES_PER_ELEMENT)
+    stream = least_streaming(ring_bytes(present.own_gradients, DEPTH_LEAST), following.elements)
     beside = (overheads.certificate, overheads.landing)
     training_bytes = present.total + following.nccl + sum(beside)
-    room = Room(device_bytes - training_bytes, host_bytes, held_bytes=present.state, stream=stream)
+    more = max(0, following.cast - present.cast)
+    room = Room(device_bytes - training_bytes, host_bytes, held_bytes=present.state, stream=stream, cast_bytes=more)
     found = HandoffMemory(present, following, stream, *beside, in_turn(wanted))
     for layout, alone in ((source, training_bytes), (target, following.total + present.nccl)):
         if alone > device_bytes:

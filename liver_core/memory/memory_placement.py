@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import product
 
 from liver_core.layout import Manifest, ParallelLayout
+from liver_core.layout.manifest import DTYPE_BYTES, FLOAT32, GRAD
 from liver_core.layout.shards import stage_buckets
 from liver_core.memory.memory_budget import BYTES_PER_ELEMENT, TILE_ELEMENTS_LEAST, replay_bytes
 
-MASTER, GRAD, WEIGHTS = "master", "grad", "weights"
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+MASTER, WEIGHTS = "master", "weights"
 
 
 class PlacementRefused(MemoryError):
@@ -27,13 +27,15 @@ class Area:
     """One allocation of a world on the device, and the kinds of regions that lie in it.
 
     `host_bytes` is what it takes in host memory while it has none on the device: its regions only. Weights alone
-    take nothing there, since they are made of the masters.
+    take nothing there, since they are made of the masters. `is_cast`: its kinds are not fp32, so that a replayed window
+    of them is made fp32 beside it.
     """
 
     name: str
     device_bytes: int
     host_bytes: int
     kinds: tuple[str, ...] = ()
+    is_cast: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +49,15 @@ class Streaming:
 @dataclass(frozen=True, slots=True)
 class Room:
     """What a rank may take. `device_bytes_max`: more than it holds now, None without a limit. `held_bytes`: what the
-    present world holds on this device and gives up at the cutover. `stream`: what streaming takes at least."""
+    present world holds on this device and gives up at the cutover. `stream`: what streaming takes at least.
+    `cast_bytes`: what the next world's first step takes more than one of the present world for copies of its gradients.
+    """
 
     device_bytes_max: int | None
     host_bytes_max: int = 0
     held_bytes: int = 0
     stream: Streaming | None = None
+    cast_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,29 +84,39 @@ class MemoryPlacement:
 
     @property
     def staged_kinds(self) -> int:
-        """Kinds of which a replayed window passes through the device."""
-        return sum(len(area.kinds) for area in self.on_host)
+        """Kinds of which a replayed window is copied first: what waits in host memory, and what is not fp32."""
+        cast = (area for area in self.on_device if area.is_cast)
+        return sum(len(area.kinds) for area in (*self.on_host, *cast))
 
 
 def areas(manifest: Manifest, layout: ParallelLayout, stage: int) -> tuple[Area, ...]:
     """What a rank of a pipeline stage allocates, most wanted on the device first.
 
     A replayed step reads and writes masters and moments, reads gradients once, and never touches weights. Sizes are
-    what `megatron_optimizer.adopt` lays out; fp32 masters lie in the weights.
+    what `megatron_optimizer.adopt` lays out: masters of fp32 parameters lie in the weights, and where there are such,
+    those of others wait and move in with them.
     """
     buckets = stage_buckets(manifest, layout, stage)
-    padded = sum(bucket.padded_numel for bucket in buckets)
-    region = padded // layout.shards * BYTES_PER_ELEMENT
-    dtype = manifest.parameters[0].dtype
-    weights, gradients = padded * DTYPE_BYTES[dtype], padded * BYTES_PER_ELEMENT
+    region = sum(bucket.padded_numel for bucket in buckets) // layout.shards * BYTES_PER_ELEMENT
+    weights = sum(bucket.padded_numel * DTYPE_BYTES[bucket.buffer.param_dtype] for bucket in buckets)
+    gradients = sum(bucket.padded_numel * DTYPE_BYTES[bucket.buffer.grad_dtype] for bucket in buckets)
+    apart = [bucket for bucket in buckets if bucket.buffer.param_dtype != FLOAT32]
+    masters = sum(bucket.padded_numel for bucket in apart) // layout.shards * BYTES_PER_ELEMENT
     moments = [Area(kind.name, region, region, (kind.name,)) for kind in manifest.kinds if kind.name not in _NO_MOMENTS]
-    grad = Area(GRAD, gradients, region, (GRAD,))
-    if dtype == "float32":
-        return (Area(WEIGHTS, weights, region, (MASTER,)), *moments, grad)
-    return (Area(MASTER, region, region, (MASTER,)), *moments, grad, Area(WEIGHTS, weights, 0))
+    is_cast = any(bucket.buffer.grad_dtype != FLOAT32 for bucket in buckets)
+    grad = Area(GRAD, gradients, gradients // layout.shards, (GRAD,), is_cast)
+    if len(apart) < len(buckets):
+        return (Area(WEIGHTS, weights + masters, region, (MASTER,)), *moments, grad)
+    return (Area(MASTER, masters, masters, (MASTER,)), *moments, grad, Area(WEIGHTS, weights, 0))
 
 
 _NO_MOMENTS = (MASTER, GRAD)
+
+
+def cast_bytes(manifest: Manifest, layout: ParallelLayout, stage: int) -> int:
+    """What a step takes on a rank of a stage for fp32 copies of those of its gradients that are not fp32."""
+    cast = (each for each in stage_buckets(manifest, layout, stage) if each.buffer.grad_dtype != FLOAT32)
+    return sum(bucket.padded_numel for bucket in cast) // layout.shards * BYTES_PER_ELEMENT
 
 
 def world_bytes(manifest: Manifest, layout: ParallelLayout) -> int:
@@ -147,10 +162,10 @@ def _needed(placement: MemoryPlacement, room: Room, streaming: Streaming | None)
     all has come.
     """
     waiting = placement.device_bytes
+    ended = (placement.world_bytes - room.held_bytes if placement.on_host else waiting) + room.cast_bytes
     if streaming is not None:
         waiting += streaming.ring_bytes + replay_bytes(streaming.tile_elements, placement.staged_kinds)
-    after = placement.world_bytes - room.held_bytes if placement.on_host else 0
-    return max(waiting, after)
+    return max(waiting, ended)
 
 
 def _refusal(wanted: Sequence[Area], room: Room, rank: int) -> str:

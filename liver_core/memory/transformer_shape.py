@@ -10,17 +10,18 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from liver_core.layout import BucketRule, Manifest, ParallelLayout, ParameterSpec, StateKind
-from liver_core.memory.memory_placement import DTYPE_BYTES, GRAD, MASTER
+from liver_core.layout.manifest import DTYPE_BYTES, FLOAT32, GRAD, OF_PARAMETER
+from liver_core.memory.memory_placement import MASTER
 
-_KINDS = tuple(StateKind(name, "float32", 4) for name in (MASTER, "exp_avg", "exp_avg_sq", GRAD))
+_KEPT = tuple(StateKind(name, FLOAT32) for name in (MASTER, "exp_avg", "exp_avg_sq"))
 
 
 @dataclass(frozen=True, slots=True)
 class TransformerShape:
     """Sizes by Megatron's names. `dtype`: of the weights, "float32" or "bfloat16". `is_tied`: one embedding serves as
     output layer too. `keeps_scores`: attention keeps its scores for the backward pass (no fused attention, no selective
-    recompute). `is_sequence_parallel`: what tensor parallelism does not split is split over the sequence. `buckets`:
-    how Megatron cuts its gradient buffer."""
+    recompute). `is_sequence_parallel`: what tensor parallelism does not split is split over the sequence.
+    `gradients_fp32`: else they have the dtype of the weights. `buckets`: how Megatron cuts its gradient buffer."""
 
     num_layers: int
     hidden_size: int
@@ -33,6 +34,7 @@ class TransformerShape:
     is_tied: bool = False
     keeps_scores: bool = False
     is_sequence_parallel: bool = True
+    gradients_fp32: bool = True
     buckets: BucketRule = field(default=BucketRule())
 
 
@@ -59,7 +61,8 @@ def manifest_of(shape: TransformerShape) -> Manifest:
     found.append(ParameterSpec("decoder.final_layernorm.weight", (hidden,), dtype, None, 1, "last", -1, 0))
     if not shape.is_tied:
         found.append(ParameterSpec("output_layer.weight", table, dtype, 0, 1, "last", -1, 1))
-    return Manifest(tuple(found), shape.num_layers, _KINDS, shape.buckets)
+    gradients = StateKind(GRAD, FLOAT32 if shape.gradients_fp32 else OF_PARAMETER)
+    return Manifest(tuple(found), shape.num_layers, (*_KEPT, gradients), shape.buckets)
 
 
 def activation_bytes(

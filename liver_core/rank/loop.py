@@ -50,7 +50,7 @@ from liver_core.rank.step_boundary import StepTotals, agree, meet, read_numbers,
 from liver_core.rank.step_lease import await_lease
 from liver_core.rank.store_exchange import cause_of
 from liver_core.state.megatron_optimizer import GRAD, settle_moments
-from liver_core.state.optimizer_step import apply_step, refresh_weights, start_norm
+from liver_core.state.optimizer_step import apply_step, refresh_weights, release_gradients, start_norm
 from liver_core.state.small_state import TrainingProgress, collect, install, reseed
 from liver_core.steady_clock import PROCESS_CLOCK
 from liver_core.training.cursor import DataCursor, chained, digest_part
@@ -395,6 +395,8 @@ class RankLoop:
         started, self._phase = time.monotonic(), "switch"
         assert following.world is not None and following.state is not None and following.live is not None
         old, self.active = self.active, ActiveWorld(following.world, following.state, following.live)
+        if old is not None:
+            release_gradients(old.state)
         take_place(following, old)
         activate(following.world)
         boundary = outcome.boundary or following.boundary

@@ -3,7 +3,7 @@
 Pure: standard library only. Nothing here moves a byte; a transport executes the runs of a plan.
 """
 
-from liver_core.reshard.bounds import missing_elements
+from liver_core.reshard.bounds import missing_bytes
 from liver_core.reshard.plan import CopyRuns, PlanLimits, RankPlan, Transfer, plan_digest
 from liver_core.reshard.plan_error import PlanError
 from liver_core.reshard.planner import plan_rank
@@ -21,7 +21,7 @@ __all__ = [
     "Transfer",
     "boxes_given",
     "boxes_kept",
-    "missing_elements",
+    "missing_bytes",
     "place",
     "plan_after_rescue",
     "plan_digest",

@@ -1,18 +1,25 @@
 """The least that must move: what a plan is measured against. Independent of the planner. Pure."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from liver_core.layout import Box, Manifest, ResidentBox, Roster, resident_boxes
 
 
-def missing_elements(
-    manifest: Manifest, source: Roster, target: Roster, target_rank: int, kept: Iterable[ResidentBox] = ()
+def missing_bytes(
+    manifest: Manifest,
+    source: Roster,
+    target: Roster,
+    target_rank: int,
+    *,
+    kinds: Collection[str],
+    kept: Iterable[ResidentBox] = (),
 ) -> int:
-    """Elements of a target rank's parameters that its own process does not hold in the source world, nor has `kept`
-    of what others held there."""
+    """Bytes of these kinds of a target rank's parameters that its own process does not hold in the source world, nor
+    has `kept` of what others held there."""
     wanted = resident_boxes(manifest, target.layout, target_rank)
-    total = sum(resident.box.numel for resident in wanted)
+    sizes = {spec.name: manifest.element_bytes(spec, kinds) for spec in manifest.parameters}
+    total = sum(resident.box.numel * sizes[resident.parameter] for resident in wanted)
     own_rank = source.rank_of(target.members[target_rank])
     if own_rank is None:
         return total
@@ -22,5 +29,7 @@ def missing_elements(
     for resident in kept:
         held[resident.parameter].append(resident.box)
     # Boxes of one rank are disjoint, so what it holds of a box is the sum over its boxes.
-    common = (box.intersect(resident.box) for resident in wanted for box in held[resident.parameter])
-    return total - sum(box.numel for box in common if box)
+    pairs = (
+        (resident.parameter, box.intersect(resident.box)) for resident in wanted for box in held[resident.parameter]
+    )
+    return total - sum(box.numel * sizes[name] for name, box in pairs if box)

@@ -10,7 +10,7 @@ from liver_core.layout import Manifest, Roster, digest_of, to_json
 from liver_core.reshard.plan_error import PlanError
 
 # Part of every plan digest: two builds whose planners choose differently must not believe that their plans agree.
-PLAN_RULES_VERSION = 1
+PLAN_RULES_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,8 @@ class RankPlan:
 class PlanLimits:
     """Bounds of one rank's plan; `plan_rank` raises PlanError beyond them.
 
-    runs_max: CopyRuns over all transfers. bytes_max: over all state kinds. transfers_max: source ranks read from.
+    runs_max: CopyRuns over all transfers. bytes_max: over all state kinds, as if each
+    element were of the parameter that has the most. transfers_max: source ranks read from.
     """
 
     runs_max: int = 200_000

@@ -25,8 +25,7 @@ def wait_in_host_memory(live: LiveState, areas: Iterable[Area]) -> int:
     whole = {WEIGHTS: [each.param_data for each in buffers], GRAD: [each.grad_data for each in buffers]}
     taken = 0
     for area in areas:
-        here = whole[area.name] if area.name in whole else live.regions[area.name].tensors
-        live.hollow = (*live.hollow, *here)
+        live.hollow = (*live.hollow, *_all_memory(live, area, whole.get(area.name, [])))
         for kind in area.kinds:
             home = live.homes[kind] = live.regions[kind]
             region = live.regions[kind] = home.zeros_like(torch.device("cpu"))
@@ -35,6 +34,14 @@ def wait_in_host_memory(live: LiveState, areas: Iterable[Area]) -> int:
             if home.device.type == "cuda":
                 pin(region.tensors)
     return taken
+
+
+def _all_memory(live: LiveState, area: Area, buffers: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Megatron's buffers of an area, and what its regions have beside them."""
+    known = {buffer.untyped_storage()._cdata for buffer in buffers}
+    tensors = (tensor for kind in area.kinds for tensor in live.regions[kind].tensors)
+    apart = {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
+    return [*buffers, *(tensor for storage, tensor in apart.items() if storage not in known)]
 
 
 def move_in(live: LiveState, note: Callable[[int, int], None]) -> None:

@@ -2,7 +2,7 @@
 
 Megatron's `sharded_state_dict` gives the coordinates. The pure layout function says what each rank holds; this module
 checks that against the live optimizer. One of the few places that import Megatron-Core. Supported: DistributedOptimizer
-over one DDP chunk in one buffer, dense, fp32 or bf16 with fp32 masters and fp32 gradients.
+over one DDP chunk, dense, parameters in fp32 and bf16 with fp32 masters, gradients in fp32 or as their parameters.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from liver_core.layout import (
     local_parameters,
     shard_ranges,
 )
-from liver_core.memory.memory_placement import GRAD, MASTER
+from liver_core.layout.manifest import DTYPE_BYTES, FLOAT32, GRAD, OF_PARAMETER
+from liver_core.memory.memory_placement import MASTER
 from liver_core.same_value import same_value
 from liver_core.state.buckets import owned_parts
 from liver_core.state.live_state import LiveState
 from liver_core.state.step_counts import UnsupportedState, as_kept, form_of
 from liver_core.worlds.megatron import MegatronWorld
 
-_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_DTYPES = {getattr(torch, name): name for name in DTYPE_BYTES}
 
 
 class StateMismatch(RuntimeError):
@@ -51,11 +52,8 @@ def distributed_optimizer(optimizer: Any) -> DistributedOptimizer:
     found: DistributedOptimizer = parts[0]
     if found.config.fp16 or found.grad_scaler is not None:
         raise UnsupportedState("optimizer: fp16 with a gradient scaler is not supported; use bf16 or fp32")
-    if len(found.buffers) != 1:
-        dtypes = ", ".join(str(buffer.param_dtype) for buffer in found.buffers)
-        raise UnsupportedState(f"gradient buffers: {dtypes}; live handoff needs one dtype and one DDP chunk a rank")
-    if found.buffers[0].grad_dtype != torch.float32:
-        raise UnsupportedState("grad_reduce_in_fp32: must be True, gradients are handed over in fp32")
+    if len(found.model_chunks) != 1:
+        raise UnsupportedState(f"model chunks: {len(found.model_chunks)}; live handoff needs one DDP chunk a rank")
     return found
 
 
@@ -86,6 +84,8 @@ def _spec(name: str, parameter: torch.nn.Parameter, entry: Any, order: int, worl
     shape = list(parameter.shape)
     if tp_dim is not None:
         shape[tp_dim] *= world.layout.tp
+    if parameter.dtype not in _DTYPES:
+        raise UnsupportedState(f"parameter {name}: is {parameter.dtype}; known are {', '.join(_DTYPES.values())}")
     layer = _layer_of(pieces[0])
     place = "layer" if layer >= 0 else ("first" if world.coordinates.pp == 0 and "embedding" in name else "last")
     return ParameterSpec(
@@ -140,7 +140,7 @@ def merge_manifest(
     seen: dict[str, ParameterSpec] = {}
     for spec in (spec for part in parts for spec in part):
         known = seen.setdefault(spec.name, spec)
-        if (known.shape, known.tp_dim, known.blocks) != (spec.shape, spec.tp_dim, spec.blocks):
+        if (known.shape, known.dtype, known.tp_dim, known.blocks) != (spec.shape, spec.dtype, spec.tp_dim, spec.blocks):
             raise StateMismatch(f"parameter {spec.name}: described as {known} and as {spec}")
     counts: dict[tuple[str, int], int] = {}
     ordered = []
@@ -161,8 +161,9 @@ def discover_kinds(optimizer: DistributedOptimizer) -> tuple[StateKind, ...]:
 
     The moments are found by a step of the job's own class (`form_of`), so the code names no optimizer.
     """
-    names = (MASTER, *form_of(optimizer.optimizer).moments, GRAD)
-    return tuple(StateKind(name=name, dtype="float32", bytes_per_element=4) for name in names)
+    config: Any = optimizer.ddp_config
+    kept = tuple(StateKind(name, FLOAT32) for name in (MASTER, *form_of(optimizer.optimizer).moments))
+    return (*kept, StateKind(GRAD, FLOAT32 if config.grad_reduce_in_fp32 else OF_PARAMETER))
 
 
 def adopt(model: Any, optimizer: Any, manifest: Manifest, world: MegatronWorld) -> LiveState:
@@ -203,12 +204,27 @@ def local_names(model: Any, manifest: Manifest, world: MegatronWorld) -> dict[to
 
 def _check_buffer(inner: DistributedOptimizer, shards: RankShards, names: dict[torch.nn.Parameter, str]) -> None:
     """Every bucket, and every range that this rank owns by Megatron, must equal the layout function's."""
-    (per_bucket,) = inner.gbuf_ranges[0].values()
-    buckets = [(bucket.numel_unpadded, bucket.grad_data.numel()) for bucket in inner.buffers[0].buckets]
-    wanted = [(bucket.numel, bucket.padded_numel) for bucket in shards.buckets]
+    per_bucket = [bucket for buffer in inner.gbuf_ranges for ranges in buffer.values() for bucket in ranges]
+    buckets = [
+        (
+            bucket.numel_unpadded,
+            bucket.grad_data.numel(),
+            _dtype_name(buffer.param_dtype),
+            _dtype_name(buffer.grad_dtype),
+        )
+        for buffer in inner.buffers
+        for bucket in buffer.buckets
+    ]
+    wanted = [
+        (bucket.numel, bucket.padded_numel, bucket.buffer.param_dtype, bucket.buffer.grad_dtype)
+        for bucket in shards.buckets
+    ]
     for number, (have, want) in enumerate(zip_longest(buckets, wanted)):
         if have != want:
-            raise StateMismatch(f"gradient bucket {number}: Megatron has {have} (elements, padded), layout says {want}")
+            raise StateMismatch(
+                f"gradient bucket {number}: Megatron has {have} (elements, padded, dtypes of weights and gradients), "
+                f"layout says {want}"
+            )
     actual = {
         names[parameter]: (ranges["param"].start, ranges["param"].end, part.region_offset + ranges["gbuf_local"].start)
         for bucket, part in zip(per_bucket, shards.buckets, strict=True)
@@ -222,17 +238,32 @@ def _check_buffer(inner: DistributedOptimizer, shards: RankShards, names: dict[t
             )
 
 
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _flat(live: LiveState) -> Region:
     """A region with memory of its own."""
     return Region.zeros([(live.shards.region_numel, torch.float32)], live.device)
 
 
 def _adopt_masters(live: LiveState) -> Region:
-    if not any(live.optimizer.model_float16_groups):
-        return Region(owned_parts(live.optimizer, "param_data", live.shards))
-    region = _flat(live)
+    """Masters of fp32 parameters are their weights; all others have one memory of their own."""
+    apart = [bucket for bucket in live.shards.buckets if bucket.buffer.param_dtype != FLOAT32]
+    own = torch.zeros(sum(bucket.stop - bucket.start for bucket in apart), dtype=torch.float32, device=live.device)
+    parts, at = [], 0
+    for bucket, weights in zip(
+        live.shards.buckets, owned_parts(live.optimizer, "param_data", live.shards), strict=True
+    ):
+        if bucket.buffer.param_dtype == FLOAT32:
+            parts.append(weights)
+            continue
+        parts.append(own[at : at + weights.numel()])
+        at += weights.numel()
+    region, memory = Region(parts), own.untyped_storage()._cdata
     for main, window in live.windows:
-        _rehome(main, region.window(window.start, window.stop))
+        if region.piece_at(window.start).tensor.untyped_storage()._cdata == memory:
+            _rehome(main, region.window(window.start, window.stop))
     return region
 
 

@@ -72,6 +72,13 @@ def apply_step(state: TrainState, grad_norm: float) -> None:
         state.scheduler.step(increment=1)
 
 
+def release_gradients(state: TrainState) -> None:
+    """After the step of another world: free what a norm made of gradients that are not fp32, a copy of all of them."""
+    optimizer = distributed_optimizer(state.optimizer)
+    if any(buffer.grad_dtype != torch.float32 for buffer in optimizer.buffers):
+        optimizer.zero_grad()
+
+
 def learning_rate(state: TrainState) -> float | None:
     """Of the first parameter group, as the next optimizer step uses it; None on a rank without any group."""
     groups = distributed_optimizer(state.optimizer).optimizer.param_groups

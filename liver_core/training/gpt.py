@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from liver_core.layout import ParallelLayout, ParameterSpec
 from liver_core.training.corpus import SampleReader
 from liver_core.training.job import TrainState
-from liver_core.training.megatron_job import MegatronJob, config_for, finish_build
+from liver_core.training.megatron_job import MegatronJob, config_for, finish_build, keep_fp32
 from liver_core.worlds.megatron import MegatronWorld
 
 
@@ -41,6 +41,7 @@ class GptArguments(BaseModel):
     )
     share_embeddings_and_output_weights: bool = Field(False, description="tied embeddings; with PP1 only")
     precision: str = Field("fp32", pattern="^(fp32|bf16)$")
+    norms_in_fp32: bool = Field(False, description="with bf16: weights of norms are fp32 all the same")
     lr: float = Field(1e-3, gt=0)
     min_lr: float = Field(1e-4, ge=0)
     warmup_steps: int = Field(10, ge=0)
@@ -52,6 +53,7 @@ class GptArguments(BaseModel):
     clip_grad: float = Field(1.0, ge=0)
     adam_eps: float = Field(1e-8, gt=0)
     init_std: float = Field(0.02, gt=0)
+    grad_reduce_in_fp32: bool = Field(True, description="without it gradients have the dtype of their weights")
     overlap_grad_reduce: bool = Field(False, description="reduce each gradient bucket during the backward pass")
     overlap_param_gather: bool = Field(False, description="gather the weights of each bucket during the forward pass")
     ddp_bucket_size: int | None = Field(
@@ -67,6 +69,12 @@ class GptArguments(BaseModel):
         ):
             if given and not self.overlap_grad_reduce:
                 raise ValueError(f"{name}: needs overlap_grad_reduce; without it there is one bucket")
+        return self
+
+    @model_validator(mode="after")
+    def _dtypes_agree(self) -> GptArguments:
+        if self.norms_in_fp32 and self.precision != "bf16":
+            raise ValueError(f"norms_in_fp32: needs precision bf16, is {self.precision}")
         return self
 
     @model_validator(mode="after")
@@ -124,6 +132,8 @@ class GptJob(MegatronJob):
             position_embedding_type="rope",
             pg_collection=world.collection,
         )
+        if self.args.norms_in_fp32:
+            _keep_norms_in_fp32(model)
         state = finish_build(world, config, model, ddp=self._ddp_config(), optimizer=self._optimizer_config())
         state.scheduler = self._scheduler(state.optimizer)
         return state
@@ -176,7 +186,7 @@ class GptJob(MegatronJob):
 
     def _ddp_config(self) -> DistributedDataParallelConfig:
         return DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True,
+            grad_reduce_in_fp32=self.args.grad_reduce_in_fp32,
             use_distributed_optimizer=True,
             overlap_grad_reduce=self.args.overlap_grad_reduce,
             overlap_param_gather=self.args.overlap_param_gather,
@@ -214,3 +224,13 @@ class GptJob(MegatronJob):
             use_checkpoint_opt_param_scheduler=False,
             override_opt_param_scheduler=args.override_opt_param_scheduler,
         )
+
+
+def _keep_norms_in_fp32(model: torch.nn.Module) -> None:
+    """What goes through a norm is fp32 there, and has its own dtype before and after."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.RMSNorm):
+            for parameter in module.parameters():
+                keep_fp32(parameter)
+            module.register_forward_pre_hook(lambda _, given: tuple(each.float() for each in given))
+            module.register_forward_hook(lambda _, given, made: made.bfloat16())

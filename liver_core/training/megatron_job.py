@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
@@ -26,6 +27,9 @@ from megatron.core.transformer import TransformerConfig
 from liver_core.device.rank_device import on_device, own_device
 from liver_core.training.job import MicroBatch, StepResult, TrainingJob, TrainState
 from liver_core.worlds.megatron import MegatronWorld, mark_tensor_parallel
+
+_log = logging.getLogger(__name__)
+_KEEPS_FP32 = "keeps_fp32"
 
 
 def config_for(world: MegatronWorld, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
@@ -58,20 +62,26 @@ def finish_build(
     ddp: DistributedDataParallelConfig | None = None,
 ) -> TrainState:
     """Wrap `model` for data parallelism and make its optimizer, on the groups of `world` only. Without a scheduler:
-    set `scheduler` of what this returns. Raises ValueError naming the setting that a handoff cannot do with."""
+    set `scheduler` of what this returns. With bf16 all parameters become bf16 that are not marked by `keep_fp32`. The
+    distributed optimizer is turned on where it is off. Raises ValueError for a setting that a handoff cannot do with.
+    """
     if config.perform_initialization:
         raise ValueError(
             "perform_initialization: must be False; drawing weights moves the random streams of the world that "
             "trains, and LiveR fills parameters from initial_parameter. Use TransformerConfig(**config_for(world), ...)"
         )
-    if not optimizer.use_distributed_optimizer:
-        raise ValueError("use_distributed_optimizer: must be True in OptimizerConfig; its shards are what LiveR moves")
     ddp = ddp or DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
+    if not (optimizer.use_distributed_optimizer and ddp.use_distributed_optimizer):
+        _log.warning("use_distributed_optimizer: set to True; steps are the same, and its shards are what LiveR moves")
+        optimizer.use_distributed_optimizer = ddp.use_distributed_optimizer = True
     mark_tensor_parallel(model)
     # Megatron makes its own layers where it trains, but torch's, such as norms, on the host.
     model = model.to(own_device())
     if config.bf16:
         model = model.bfloat16()
+        for parameter in model.parameters():
+            if getattr(parameter, _KEEPS_FP32, False):
+                parameter.data = parameter.data.float()
     wrapped = DistributedDataParallel(config, ddp, model, pg_collection=world.collection)
     if ddp.overlap_grad_reduce:
         # Gradients are reduced in the last micro-batch's backward pass, not in those that accumulate.
@@ -79,6 +89,12 @@ def finish_build(
     config.finalize_model_grads_func = functools.partial(finalize_model_grads, pg_collection=world.collection)
     made = get_megatron_optimizer(optimizer, [wrapped], use_gloo_process_groups=False, pg_collection=world.collection)
     return TrainState(wrapped, made, None, config)
+
+
+def keep_fp32(parameter: torch.nn.Parameter) -> None:
+    """Before `finish_build`: this parameter stays fp32 in a bf16 model. Its module must take and give what its
+    neighbours compute with."""
+    setattr(parameter, _KEEPS_FP32, True)
 
 
 class MegatronJob(TrainingJob):

@@ -226,6 +226,13 @@ def check_reads(
     return tables
 
 
+def landing_bytes(runs: Sequence[CopyRuns], memory: AnyRegion) -> int:
+    """Bytes that such runs write into a target region. Bounds must be checked."""
+    spec, table = RegionSpec.of(memory), _expand(_columns(runs))
+    table = _cut_at(table, 1, spec.stops)
+    return int((table[:, 2] * spec.itemsizes[spec.pieces_of(table[:, 1])]).sum())
+
+
 def copy_runs(read: Read, source: AnyRegion, target: AnyRegion) -> int:
     """Copy inside one process, one strided copy for each entry of `runs` as far as pieces reach; returns bytes. Bounds
     must be checked.

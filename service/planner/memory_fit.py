@@ -28,6 +28,7 @@ def training_shape(job: JobFile) -> TrainingShape:
         is_tied=bool(model.share_embeddings_and_output_weights),
         keeps_scores=is_reference,
         is_sequence_parallel=args.get("sequence_parallel", not is_reference) is True,
+        gradients_fp32=args.get("grad_reduce_in_fp32") is not False,
         buckets=_buckets(args),
     )
     return TrainingShape(shape, job.micro_batch, job.global_batch)

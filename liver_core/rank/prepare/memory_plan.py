@@ -10,7 +10,16 @@ from liver_core.handoff.messages import Order
 from liver_core.layout import Manifest
 from liver_core.layout.shards import region_numel
 from liver_core.memory.memory_budget import DEPTH_LEAST, ring_bytes
-from liver_core.memory.memory_placement import MemoryPlacement, Room, areas, least_streaming, place, world_bytes
+from liver_core.memory.memory_placement import (
+    GRAD,
+    MemoryPlacement,
+    Room,
+    areas,
+    cast_bytes,
+    least_streaming,
+    place,
+    world_bytes,
+)
 from liver_core.memory.overheads import default_budget
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.memory_account import MemoryAccount
@@ -38,14 +47,19 @@ def plan_memory(
         account.device_bytes_max = _free_for_a_handoff(target.world_size, 0 if present is None else present.kept_bytes)
     elif account.host_bytes_max and present is None:
         account.device_bytes_max += world_bytes(manifest, source)
-    ring = 0 if present is None else ring_bytes(present.shards.region_numel, DEPTH_LEAST)
+    stage = target.coordinates(target_rank).pp
+    cast = cast_bytes(manifest, target, stage)
+    if present is not None:
+        cast -= cast_bytes(manifest, source, source.coordinates(present.rank).pp)
+    ring = 0 if present is None else ring_bytes(present.regions[GRAD].bytes, DEPTH_LEAST)
     room = Room(
         account.device_bytes_max,
         account.host_bytes_max,
         held_bytes=0 if present is None else present.device_bytes,
         stream=least_streaming(ring, region_numel(manifest, target, target_rank)) if request.streams else None,
+        cast_bytes=max(0, cast),
     )
-    return place(areas(manifest, target, target.coordinates(target_rank).pp), room, target_rank)
+    return place(areas(manifest, target, stage), room, target_rank)
 
 
 def _free_for_a_handoff(ranks: int, kept_bytes: int) -> int | None:

@@ -29,7 +29,7 @@ from liver_core.rank.store_exchange import Cancelled, Exchange, ExchangeTimeout
 from liver_core.rank.stream.certify import Answers, Certifier, propose_verdict, read_verdict
 from liver_core.rank.stream.source_stream import SourceStream
 from liver_core.rank.stream.target_stream import LiveTarget, StreamRefused, TargetInputs
-from liver_core.reshard import missing_elements, plan_digest, plan_rank
+from liver_core.reshard import missing_bytes, plan_digest, plan_rank
 from liver_core.state.buckets import bucket_rule
 from liver_core.state.built_state import check_built
 from liver_core.state.checkpoint import load_checkpoint
@@ -51,6 +51,7 @@ from liver_core.streaming.counters import UnorderedStores
 from liver_core.streaming.ring import BEFORE_ANY, SourceRing
 from liver_core.training.job import TrainingJob
 from liver_core.transport.protocol import Transport
+from liver_core.transport.regions import landing_bytes
 from liver_core.worlds.groups import connect_store, nothing_listens_at, plainly
 from liver_core.worlds.megatron import MegatronWorld, building
 from liver_core.worlds.released_storage import released
@@ -224,7 +225,7 @@ class Preparation:
             sizes = derive(
                 made.account.device_bytes_max,
                 taken_bytes=made.account.device_bytes,
-                source_numel=gradients.numel,
+                gradient_bytes=gradients.bytes,
                 target_numel=0 if made.live is None else made.live.shards.region_numel,
                 depth_wanted=self.settings.stream.ring_depth
                 or (DEPTH_IN_HOST_MEMORY if is_host(gradients.device) else DEPTH_LEAST),
@@ -428,9 +429,11 @@ class Preparation:
         assert made.manifest is not None and self.request.source is not None and made.target_rank is not None
         inputs = (made.manifest, self.request.source, self.request.target, made.target_rank)
         made.plan = plan_rank(*inputs)
-        bytes_per_element = made.manifest.bytes_per_element
-        made.measures["bytes_planned"] = float(made.plan.remote_elements * bytes_per_element)
-        made.measures["bytes_lower_bound"] = float(missing_elements(*inputs) * bytes_per_element)
+        assert made.live is not None
+        kinds = [kind.name for kind in made.manifest.kinds]
+        planned = (landing_bytes(part.runs, made.live.regions[kind]) for part in made.plan.remote for kind in kinds)
+        made.measures["bytes_planned"] = float(sum(planned))
+        made.measures["bytes_lower_bound"] = float(missing_bytes(*inputs, kinds=kinds))
 
     def _reach_sources(self, made: NextWorld) -> None:
         assert made.plan is not None and made.live is not None

@@ -22,7 +22,7 @@ from liver_core.reshard import (
     Share,
     boxes_given,
     boxes_kept,
-    missing_elements,
+    missing_bytes,
     plan_after_rescue,
     plan_rescue,
 )
@@ -164,10 +164,11 @@ class RescuePreparation(Preparation):
         inputs = (manifest, source, self.request.target, made.target_rank)
         made.plan, rescue.refill = plan_after_rescue(*inputs, rescue.plan)
         mine = () if made.source_rank is None else rescue.plan.kept_by(made.source_rank)
-        nbytes = 4.0 * len(state_kinds(manifest))
-        made.measures["bytes_planned"] = nbytes * (made.plan.remote_elements + rescue.refill.remote_elements)
-        least = missing_elements(*inputs, boxes_kept(manifest, source, mine))
-        made.measures["bytes_lower_bound"] = nbytes * least
+        kinds = state_kinds(manifest)
+        elements = made.plan.remote_elements + rescue.refill.remote_elements
+        made.measures["bytes_planned"] = 4.0 * len(kinds) * elements  # Masters and moments are fp32.
+        least = missing_bytes(*inputs, kinds=kinds, kept=boxes_kept(manifest, source, mine))
+        made.measures["bytes_lower_bound"] = float(least)
 
     def _reach_sources(self, made: NextWorld) -> None:
         assert made.plan is not None and made.live is not None and made.rescue is not None

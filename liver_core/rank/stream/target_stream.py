@@ -344,7 +344,7 @@ class LiveTarget:
             sizes = derive(
                 inputs.account.device_bytes_max,
                 taken_bytes=inputs.account.device_bytes,
-                source_numel=0,
+                gradient_bytes=0,
                 target_numel=self._live.shards.region_numel,
                 staged_kinds=inputs.placement.staged_kinds,
             )

@@ -15,6 +15,8 @@ def arguments(**changes) -> dict:
 def test_what_ddp_says_reaches_the_job_by_megatrons_names():
     expected = {"overlap_grad_reduce": True, "overlap_param_gather": True, "ddp_bucket_size": 5000}
     assert arguments(ddp=SETTINGS) == arguments() | expected
+    expected["grad_reduce_in_fp32"] = False
+    assert arguments(ddp={**SETTINGS, "grad_reduce_in_fp32": False}) == arguments() | expected
 
 
 def test_a_job_that_says_nothing_of_ddp_gets_nothing_of_it():

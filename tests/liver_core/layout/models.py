@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from liver_core.layout import BucketRule, Manifest, Member, ParallelLayout, ParameterSpec, Roster, StateKind
 
-KINDS = (StateKind("master", "float32", 4), StateKind("exp_avg", "float32", 4), StateKind("exp_avg_sq", "float32", 4))
+KINDS = tuple(StateKind(name, "float32") for name in ("master", "exp_avg", "exp_avg_sq"))
 
 
 def spec(name, shape, tp_dim=None, *, blocks=1, place="layer", layer=-1, order=0, tied_to="", unit=1) -> ParameterSpec:

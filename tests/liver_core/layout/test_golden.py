@@ -39,7 +39,8 @@ def lines(manifest: Manifest, layout: ParallelLayout) -> Iterator[str]:
         owned = shard_ranges(manifest, layout, rank)
         yield f"rank {rank}: {owned.region_numel}"
         for it in owned.buckets:
-            yield f"bucket {it.chunk} {it.index}: {it.start} {it.stop} of {it.padded_numel} at {it.region_offset}"
+            name = f"bucket {it.buffer.chunk} {it.index}"
+            yield f"{name}: {it.start} {it.stop} of {it.padded_numel} at {it.region_offset}"
         for part in owned.parameters:
             yield f"{part.name} {part.tensor}: {part.param_start} {part.param_stop} at {part.region_offset}"
         for held in resident_boxes(manifest, layout, rank):

@@ -63,7 +63,7 @@ def test_every_field_changes_the_digest():
 
 def test_the_same_digest_is_computed_on_every_machine_and_python():
     found = Manifest((spec("w", (4, 2), 0, place="first"),), 0, KINDS[:1])
-    assert found.digest() == "7232edd08c76eba4a121fc3fee88b3393d2192ea0d3ab590b87c7bf58d066616"
+    assert found.digest() == "1644c82575c68c9cecdab02c2d03425332be0f5fe5881147dcf8c74bd206bcfc"
 
 
 @pytest.mark.parametrize("value", [0.5, {"a": [1, {"b": 0.5}]}, [1, (2, float("nan"))], {"a": (0.0,)}])
@@ -95,7 +95,10 @@ def test_canonical_json_is_ascii_sorted_and_without_spaces():
         (lambda: spec("w", (3,), 0, blocks=0, layer=0), "blocks: must be at least 1, is 0"),
         (lambda: spec("w", (3,), 0, unit=0, layer=0), "unit: must be at least 1, is 0"),
         (lambda: spec("w", (3,), layer=-2), "layer: -2 does not go with layer"),
-        (lambda: ParameterSpec("w", (3,), "", None, 1, "first", -1, 0), "dtype: must not be empty"),
+        (
+            lambda: ParameterSpec("w", (3,), "", None, 1, "first", -1, 0),
+            "dtype: must be one of float32, bfloat16, is ''",
+        ),
         (lambda: spec("w", (3,), place="first", tied_to="x"), "tied_to: needs place last"),
     ],
 )
@@ -112,11 +115,6 @@ def test_an_impossible_parameter_is_refused_by_name(make, text):
         ([spec("w", (3,), layer=0), spec("w", (3,), layer=0, order=1)], 1, "parameters: w appears 2 times"),
         ([spec("a", (3,), layer=0), spec("b", (3,), layer=0)], 1, "order: "),
         ([spec("w", (3,), layer=1)], 1, "parameter w: layer: 1 of only 1 layers"),
-        (
-            [spec("a", (3,), layer=0), replace(spec("b", (3,), layer=0, order=1), dtype="bfloat16")],
-            1,
-            "bfloat16, float32",
-        ),
         ([spec("w", (3,), place="first")], -1, "num_layers: must not be negative, is -1"),
         ([spec("a", (3,), layer=0), spec("b", (3,), place="last", tied_to="a")], 1, "must be on the first stage"),
         ([spec("a", (4,), place="first"), spec("b", (3,), place="last", tied_to="a")], 1, "with the same shape"),
@@ -138,22 +136,20 @@ def test_an_impossible_manifest_is_refused(parameters, num_layers, text):
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (lambda: StateKind("", "float32", 4), "kind.name: must not be empty"),
-        (lambda: StateKind("m", "float32", 0), "kind m.bytes_per_element: must be positive, is 0"),
+        (lambda: StateKind("", "float32"), "kind.name: must not be empty"),
+        (lambda: StateKind("m", "int8"), "kind m.dtype: must be one of float32, bfloat16, parameter, is 'int8'"),
         (lambda: replace(gpt(), kinds=()), "kinds: must name at least one kind of state"),
         (lambda: replace(gpt(), kinds=(*KINDS, KINDS[0])), "kinds: master appears 2 times"),
         (lambda: gpt().parameter("gone"), "parameter: 'gone' is not in the manifest"),
     ],
 )
-def test_kinds_of_state_have_different_names_and_a_size_and_parameters_are_found_by_name(make, complaint):
+def test_kinds_of_state_have_different_names_and_a_dtype_and_parameters_are_found_by_name(make, complaint):
     with pytest.raises(LayoutError) as error:
         make()
     assert str(error.value) == complaint
 
 
 def test_the_smallest_and_the_widest_parameters_and_buckets_are_accepted():
-    assert replace(gpt(), kinds=(StateKind("m", "int8", 1),)).bytes_per_element == 1
-    assert gpt().bytes_per_element == 12
     assert spec("w", (1,) * 8, layer=0).numel == 1
     rule = BucketRule(align_elements=1, end_multiple=1, elements_max=1)
     assert rule.elements_max_at(4) == 1
@@ -213,3 +209,12 @@ def test_a_model_without_layers_runs_without_a_pipeline_only():
 @pytest.mark.parametrize("layout", ["TP1", "TP4xPP4xDP7xCP3", "TP2xPP2xVPP2", "DP13"])
 def test_a_layout_that_cuts_evenly_is_accepted(layout):
     check_fits(gpt(), ParallelLayout.parse(layout))
+
+
+def test_the_dtype_of_a_kind_is_that_of_all_elements_or_that_of_each_parameter():
+    wide, narrow = spec("w", (4,), layer=0), replace(spec("n", (4,), layer=0, order=1), dtype="bfloat16")
+    held = Manifest((wide, narrow), 1, (*KINDS, StateKind("grad", "parameter")))
+    assert (held.gradient_dtype(wide), held.gradient_dtype(narrow)) == ("float32", "bfloat16")
+    assert (held.element_bytes(wide), held.element_bytes(narrow)) == (16, 14)
+    assert held.element_bytes(narrow, ("grad",)) == 2
+    assert Manifest((narrow,), 1, KINDS).gradient_dtype(narrow) == "float32", "where no kind says it"

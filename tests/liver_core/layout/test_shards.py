@@ -127,7 +127,7 @@ def test_the_default_limit_of_a_bucket_grows_with_dp():
 def test_only_the_first_stage_and_chunk_has_more_than_one_bucket():
     manifest = gpt(layers=4, rule=BucketRule(elements_max=1))
     layout = ParallelLayout(pp=2, vpp=2)
-    per_chunk = [[b.chunk for b in shard_ranges(manifest, layout, rank).buckets] for rank in range(2)]
+    per_chunk = [[b.buffer.chunk for b in shard_ranges(manifest, layout, rank).buckets] for rank in range(2)]
     assert per_chunk[0].count(0) == 7
     assert per_chunk[0].count(1) == 1
     assert per_chunk[1] == [0, 1]

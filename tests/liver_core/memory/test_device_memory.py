@@ -130,6 +130,7 @@ FIRST_THIRD, LAST_THIRD = 360_960, 361_088
 ROUND = DeviceOverheads(context=1_000, workspaces=200, nccl_per_world=30, certificate=7, landing=5)
 # A micro-batch of two sequences of 32 takes 2 x 32 x 128 x 34 bytes in a layer.
 IN_A_LAYER = 278_528
+LAST_STAGE = 2 * IN_A_LAYER + 262_144
 
 
 @pytest.mark.parametrize(
@@ -139,22 +140,28 @@ IN_A_LAYER = 278_528
         (
             SMALL,
             "PP3xDP2",
-            RankMemory(0, 721_920, 1_443_840, 3 * 721_920, 721_920, 2 * 2 * IN_A_LAYER, 1_200, 30),
+            RankMemory(0, 721_920, 1_443_840, 3 * 721_920, 180_480, 721_920, 2 * 2 * IN_A_LAYER, 0, 1_200, 30),
         ),
         # Four micro-batches, of which the first of three stages keeps three.
-        (SMALL, "PP3", RankMemory(0, 721_920, 1_443_840, 4_331_520, 1_443_840, 2 * 3 * IN_A_LAYER, 1_200, 30)),
+        (
+            SMALL,
+            "PP3",
+            RankMemory(0, 721_920, 1_443_840, 4_331_520, 360_960, 1_443_840, 2 * 3 * IN_A_LAYER, 0, 1_200, 30),
+        ),
         # Five sequences make two whole micro-batches.
         (
             replace(SMALL, global_batch=5),
             "PP3",
-            RankMemory(0, 721_920, 1_443_840, 4_331_520, 1_443_840, 2 * 2 * IN_A_LAYER, 1_200, 30),
+            RankMemory(0, 721_920, 1_443_840, 4_331_520, 360_960, 1_443_840, 2 * 2 * IN_A_LAYER, 0, 1_200, 30),
         ),
         # With one micro-batch all stages keep as much, and the last one has the logits, 8 bytes for each of 64 x 512.
         *(
             (
                 replace(SMALL, global_batch=batch),
                 "PP3",
-                RankMemory(2, 722_176, 1_444_352, 4_333_056, 1_444_352, 2 * IN_A_LAYER + 262_144, 1_200, 30),
+                RankMemory(
+                    2, 722_176, 1_444_352, 4_333_056, 361_088, 1_444_352, 2 * IN_A_LAYER + 262_144, 0, 1_200, 30
+                ),
             )
             for batch in (1, 2)
         ),
@@ -162,7 +169,7 @@ IN_A_LAYER = 278_528
         (
             replace(SMALL, activations=0),
             "TP1",
-            RankMemory(0, 2_034_944, 4_069_888, 12_209_664, 4_069_888, 0, 1_200, 0),
+            RankMemory(0, 2_034_944, 4_069_888, 12_209_664, 1_017_472, 4_069_888, 0, 0, 1_200, 0),
         ),
     ],
 )
@@ -238,7 +245,7 @@ def test_where_a_region_is_shorter_than_the_least_tile_a_tile_is_as_long_as_the_
     tiny = TrainingShape(TransformerShape(1, 64, 1, 1, 64, 8, 8), 1, 1)
     found = handoff_memory(tiny, ParallelLayout(dp=2), ParallelLayout(tp=2), device_bytes=10**9, overheads=ROUND)
     assert found.stream is not None
-    assert found.stream.tile_elements == found.following.region // 4 < 65_536
+    assert found.stream.tile_elements == found.following.elements < 65_536
 
 
 def test_a_handoff_that_does_not_fit_is_refused_with_what_is_too_small():

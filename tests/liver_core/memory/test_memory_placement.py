@@ -131,7 +131,7 @@ def test_a_placement_is_found_whenever_there_is_one_and_fits_both_budgets(sizes,
 
 def manifest(dtype: str = "float32", rule: BucketRule | None = None) -> Manifest:
     made = gpt(rule=rule)
-    kinds = (*KINDS, StateKind("grad", "float32", 4))
+    kinds = (*KINDS, StateKind("grad", "float32"))
     return replace(made, parameters=tuple(replace(spec, dtype=dtype) for spec in made.parameters), kinds=kinds)
 
 

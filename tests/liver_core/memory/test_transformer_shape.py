@@ -28,7 +28,7 @@ def test_every_parameter_of_a_small_model_by_hand():
             ParameterSpec(f"{name}mlp.linear_fc2.weight", (12, 20), "bfloat16", 1, 1, "layer", number, 5),
         )
 
-    kinds = tuple(StateKind(name, "float32", 4) for name in ("master", "exp_avg", "exp_avg_sq", "grad"))
+    kinds = tuple(StateKind(name, "float32") for name in ("master", "exp_avg", "exp_avg_sq", "grad"))
     first = ParameterSpec("embedding.word_embeddings.weight", (64, 12), "bfloat16", 0, 1, "first", -1, 0)
     norm = ParameterSpec("decoder.final_layernorm.weight", (12,), "bfloat16", None, 1, "last", -1, 0)
     head = ParameterSpec("output_layer.weight", (64, 12), "bfloat16", 0, 1, "last", -1, 1)

@@ -9,14 +9,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from liver_core.layout import Manifest, ResidentBox, Roster, region_numel, resident_boxes
-from liver_core.reshard.bounds import missing_elements
+from liver_core.reshard.bounds import missing_bytes
 from liver_core.reshard.plan import RankPlan, Transfer
 from liver_core.reshard.plan_error import PlanError
 
 
 def lower_bound_elements(manifest: Manifest, source: Roster, target: Roster) -> int:
-    """The sum of `missing_elements` over all target ranks: each element once for every target that must get it."""
-    return sum(missing_elements(manifest, source, target, rank) for rank in range(target.layout.world_size))
+    """The sum of `missing_bytes` over all target ranks: each element once for every target that must get it."""
+    return sum(
+        missing_bytes(manifest, source, target, rank, kinds=("master",)) // 4
+        for rank in range(target.layout.world_size)
+    )
 
 
 def check_plans(manifest: Manifest, source: Roster, target: Roster, plans: Iterable[RankPlan]) -> None:
@@ -48,7 +51,7 @@ def check_rank_plan(manifest: Manifest, source: Roster, target: Roster, plan: Ra
         held = _Region(manifest, source, transfer.source_rank, name)
         written += _check_transfer(held, wanted, transfer)
     _check_written_once(wanted, sorted(written))
-    least = missing_elements(manifest, source, target, plan.target_rank)
+    least = missing_bytes(manifest, source, target, plan.target_rank, kinds=("master",)) // 4
     if plan.remote_elements != least:
         raise PlanError(
             f"target rank {plan.target_rank}: reads {plan.remote_elements} elements of other processes, "

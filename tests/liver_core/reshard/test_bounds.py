@@ -1,7 +1,7 @@
 """The least that must move, hand-computed."""
 
 from liver_core.layout import BucketRule, Manifest
-from liver_core.reshard import missing_elements
+from liver_core.reshard import missing_bytes
 from tests.liver_core.layout.models import KINDS, roster, spec
 from tests.liver_core.reshard.checker import lower_bound_elements
 
@@ -11,7 +11,7 @@ MANIFEST = Manifest((spec("w", (1200,), 0, layer=0),), 1, KINDS, BucketRule(1, 1
 def test_the_bound_counts_what_each_target_lacks():
     # Source halves: rank 0 has 0..599, rank 1 has 600..1199. Target rank 1, 400..799, is the process of source rank 0.
     source, target = roster("DP2"), roster("DP3", generation=1, order=[5, 0, 1])
-    assert [missing_elements(MANIFEST, source, target, rank) for rank in range(3)] == [400, 200, 0]
+    assert [missing_bytes(MANIFEST, source, target, rank, kinds=("master",)) // 4 for rank in range(3)] == [400, 200, 0]
     assert lower_bound_elements(MANIFEST, source, target) == 600
 
 

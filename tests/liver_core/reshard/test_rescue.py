@@ -17,7 +17,7 @@ from liver_core.reshard import (
     plan_after_rescue,
     plan_rescue,
 )
-from liver_core.reshard.bounds import missing_elements
+from liver_core.reshard.bounds import missing_bytes
 from tests.liver_core.layout.models import gpt, manifests, roster
 from tests.liver_core.layout.oracle import element_ids
 from tests.liver_core.reshard.checker import lower_bound_elements
@@ -66,7 +66,7 @@ def assert_rescues(manifest: Manifest, source: Roster, target: Roster, rescue: R
         assert np.array_equal(np.where(from_live == UNWRITTEN, from_kept, from_live), want), f"rank {rank}"
         own = source.rank_of(target.members[rank])
         mine = [] if own is None else boxes_kept(manifest, source, rescue.kept_by(own))
-        least = missing_elements(manifest, source, target, rank, mine)
+        least = missing_bytes(manifest, source, target, rank, kinds=("master",), kept=mine) // 4
         assert live.remote_elements + lost.remote_elements == least
 
 

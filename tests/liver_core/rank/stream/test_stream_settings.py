@@ -19,5 +19,5 @@ def test_a_length_that_is_asked_for_holds_on_every_device():
 
 
 def test_no_longer_tile_is_asked_for_than_a_budget_without_limit_gives():
-    sizes = derive(None, taken_bytes=0, source_numel=0, target_numel=1 << 30)
+    sizes = derive(None, taken_bytes=0, gradient_bytes=0, target_numel=1 << 30)
     assert sizes.tile_elements == TILE_ELEMENTS_MOST == StreamSettings().longest_tile(GPU)
