@@ -189,7 +189,7 @@ class DdpRules(JobPart):
         return value
 
     def arguments(self) -> dict[str, Any]:
-        """By the names that a job's class gets them under. Of gradients only what is unusual: not every class knows it."""
+        """By the names that a job's class gets them under. Not every class knows of gradients that are not fp32."""
         dtypes = {} if self.grad_reduce_in_fp32 else {"grad_reduce_in_fp32": False}
         return dtypes | {
             "overlap_grad_reduce": self.overlap_grad_reduce,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from liver_core.handoff import LadderInputs, Phase, Rung, choose_rung
-from liver_core.handoff.leader_events import LIVE_RUNGS, Plan
+from liver_core.handoff.leader_events import LIVE_RUNGS, Plan, Wait
 from liver_core.handoff.proposer import ProposerState
 from liver_core.layout import Member, Roster
 from service.simulation.world.moments import seconds_at, utc
@@ -79,7 +79,7 @@ class NoticeWatch:
             own = agent.leading.leader.own
             if own.state is ProposerState.PREPARING and own.led is not None and not own.led.superseded:
                 going = sorted(name for name in own.coming if _knows(agent, name))
-                if going:
+                if going and not _asks_the_service(agent):
                     return f"{going} will go, and {own.open_id} is to bring them in"
         return None
 
@@ -142,6 +142,19 @@ class NoticeWatch:
 
     def _leads_any(self) -> bool:
         return any(agent.leading.leader.own.proposer.record.proposal for agent in self._simulation.agents.values())
+
+
+def _asks_the_service(agent: SimAgent) -> bool:
+    """Whether a lead waits for what the service says of all that go, as it may for a tenth of the time that is left."""
+    own, planner = agent.leading.leader.own, agent.leading.leader.planner
+    proposal, since = own.proposer.record.proposal, own._no_plan_since
+    if proposal is None or since is None:
+        return False
+    leaving = frozenset(name for name in proposal.source.node_ids() if _knows(agent, name))
+    left_s = min((_safe_by(agent, name) for name in leaving), default=agent.now) - agent.now
+    waited_s = agent.now - since
+    found = planner.plan(proposal.source, leaving, barred=frozenset(), left_s=left_s, waited_s=waited_s)
+    return isinstance(found, Wait)
 
 
 def _knows(agent: SimAgent, name: str) -> bool:

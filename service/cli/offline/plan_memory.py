@@ -26,6 +26,7 @@ WORLDS = (
     Column("GRADIENTS", right=True),
     Column("OPTIMIZER", right=True),
     Column("ACTIVATIONS", right=True),
+    Column("FP32 COPIES", right=True),
     Column("CONTEXT", right=True),
     Column("NCCL", right=True),
     Column("ALL", right=True),
@@ -139,6 +140,7 @@ def _parts(world: "RankMemory") -> tuple[int, ...]:
         world.gradients,
         world.optimizer,
         world.activations,
+        world.cast,
         world.context,
         world.nccl,
         world.total,
@@ -146,7 +148,7 @@ def _parts(world: "RankMemory") -> tuple[int, ...]:
 
 
 def _as_json(found: "HandoffMemory", layouts: "list[ParallelLayout]", device_bytes: int) -> dict[str, Any]:
-    names = ("weights", "gradients", "optimizer", "activations", "context", "nccl", "all")
+    names = ("weights", "gradients", "optimizer", "activations", "fp32_copies", "context", "nccl", "all")
     worlds = (found.present, found.following)
     waits = found.waits
     return {

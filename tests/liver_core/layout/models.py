@@ -1,5 +1,7 @@
 """Small models and random ones for the tests of the pure half; hypothesis strategies."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from liver_core.layout import BucketRule, Manifest, Member, ParallelLayout, ParameterSpec, Roster, StateKind
@@ -90,4 +92,13 @@ def manifests(draw) -> Manifest:
         elements_max=elements_max,
         elements_max_per_dp=0 if elements_max is None else draw(st.sampled_from([0, 0, 100, 1000])),
     )
-    return Manifest(tuple(found), 12, KINDS, rule)
+    if draw(st.booleans()):
+        narrow = draw(st.lists(st.booleans(), min_size=len(layer_shapes) + 2, max_size=len(layer_shapes) + 2))
+        found = [replace(each, dtype="bfloat16") if narrow[_dtype_number(each)] else each for each in found]
+    kinds = (*KINDS, StateKind("grad", draw(st.sampled_from(["float32", "parameter"]))))
+    return Manifest(tuple(found), 12, kinds, rule)
+
+
+def _dtype_number(spec: ParameterSpec) -> int:
+    """Parameters of one number have one dtype: tied ones, and those that stand at the same place in a layer."""
+    return spec.order if spec.place == "layer" else -1 if spec.name == "last" else -2

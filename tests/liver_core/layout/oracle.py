@@ -39,18 +39,27 @@ def rank_region(manifest: Manifest, layout: ParallelLayout, rank: int) -> np.nda
     stage = rank // (layout.tp * layout.cp * layout.dp)
     parts = [np.array([], dtype=int)]
     for chunk in range(layout.vpp):
-        buffer, buckets = chunk_buffer(manifest, layout, stage, chunk, tp)
-        for start, stop in buckets:
-            size = (stop - start) // (layout.dp * layout.cp)
-            first = start + (dp * layout.cp + cp) * size
-            parts.append(buffer[first : first + size])
+        for held in by_dtypes(manifest, chunk_parameters(manifest, layout, stage, chunk)):
+            buffer, buckets = chunk_buffer(manifest, layout, stage, chunk, tp, held)
+            for start, stop in buckets:
+                size = (stop - start) // (layout.dp * layout.cp)
+                first = start + (dp * layout.cp + cp) * size
+                parts.append(buffer[first : first + size])
     return np.concatenate(parts)
 
 
+def by_dtypes(manifest: Manifest, specs: list[ParameterSpec]) -> list[list[ParameterSpec]]:
+    """What shares a buffer, by the dtypes of weight and gradient, in the order in which these are met first."""
+    (grad,) = [kind.dtype for kind in manifest.kinds if kind.name == "grad"] or ["float32"]
+    pairs = [(spec.dtype, spec.dtype if grad == "parameter" else grad) for spec in specs]
+    order = sorted(set(pairs), key=pairs.index)
+    return [[spec for spec, pair in zip(specs, pairs, strict=True) if pair == wanted] for wanted in order]
+
+
 def chunk_buffer(
-    manifest: Manifest, layout: ParallelLayout, stage: int, chunk: int, tp: int
+    manifest: Manifest, layout: ParallelLayout, stage: int, chunk: int, tp: int, held: list[ParameterSpec]
 ) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """(ids of a whole gradient buffer, its buckets as absolute ranges)."""
+    """(ids of a whole gradient buffer with the parameters `held`, its buckets as absolute ranges)."""
     rule, ids = manifest.bucket_rule, element_ids(manifest)
     divisor = math.lcm(layout.dp * layout.cp, rule.end_multiple, 2**16 if rule.high_bandwidth_padding else 1)
     elements_max = None
@@ -58,7 +67,7 @@ def chunk_buffer(
         elements_max = max(rule.elements_max, layout.dp * rule.elements_max_per_dp)
     shared = {name for spec in manifest.parameters if spec.tied_to for name in (spec.name, spec.tied_to)}
     placed, buckets, position, bucket_start = [], [], 0, 0
-    for spec in reversed(chunk_parameters(manifest, layout, stage, chunk)):
+    for spec in reversed(held):
         position = math.ceil(position / rule.align_elements) * rule.align_elements
         alone = spec.name in shared and layout.pp > 1
         if alone and position > bucket_start:

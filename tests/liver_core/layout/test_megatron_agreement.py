@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from liver_core.layout import BucketRule, ParallelLayout, local_parameters, shard_ranges
+from liver_core.layout import BucketRule, LocalParameter, ParallelLayout, local_parameters, shard_ranges
 from tests.liver_core.layout.models import CHUNKS, TENSOR_PARALLEL, gpt, layouts, manifests
 
 pytest.importorskip("torch", reason="torch is not installed: Megatron's own layout cannot be compared")
@@ -129,19 +129,20 @@ def test_shards_are_those_of_megatrons_gradient_buffer_and_distributed_optimizer
         ours = shard_ranges(manifest, layout, rank)
         found = {shard.name: (shard.param_start, shard.param_stop, shard.region_offset) for shard in ours.parameters}
         expected = {}
-        for chunk in range(layout.vpp):
-            held = [
-                (local, layout.pp > 1 and local.name in tied)
-                for local in local_parameters(manifest, layout, rank)
-                if local.chunk == chunk
-            ]
+        # DistributedDataParallel: parameters of one chunk that share the dtypes of weight and gradient share a buffer.
+        buffers: dict[tuple[int, str, str], list[tuple[LocalParameter, bool]]] = {}
+        for local in local_parameters(manifest, layout, rank):
+            key = (local.chunk, local.spec.dtype, manifest.gradient_dtype(local.spec))
+            buffers.setdefault(key, []).append((local, layout.pp > 1 and local.name in tied))
+        assert [bucket.buffer for bucket in ours.buckets if bucket.index == 0] == list(buffers)
+        for key, held in buffers.items():
             # DistributedDataParallel: "disable_bucketing or pp_rank > 0" means one bucket.
-            elements_max = rule.elements_max_at(layout.dp) if at.pp == 0 and chunk == 0 else None
+            elements_max = rule.elements_max_at(layout.dp) if at.pp == 0 and key[0] == 0 else None
             shard = at.dp * layout.cp + at.cp
             buckets, ranges = megatron_ranges(
                 held, rule=rule, elements_max=elements_max, shard=shard, shards=layout.dp * layout.cp
             )
-            mine = [bucket for bucket in ours.buckets if bucket.buffer.chunk == chunk]
+            mine = [bucket for bucket in ours.buckets if bucket.buffer == key]
             assert [bucket.padded_numel for bucket in mine] == [padded for _, padded in buckets]
             for bucket, owned in zip(mine, ranges, strict=True):
                 for name, (start, stop, offset) in owned.items():

@@ -18,6 +18,7 @@ from liver_core.memory.memory_placement import (
     Room,
     Streaming,
     areas,
+    cast_bytes,
     least_streaming,
     place,
     world_bytes,
@@ -151,6 +152,43 @@ def test_weights_of_bf16_take_half_and_nothing_in_host_memory():
     assert found[0] == Area("master", region, region, ("master",))
     assert found[-1] == Area("weights", region, 0)
     assert world_bytes(manifest("bfloat16"), ParallelLayout.parse("TP2xDP2")) == 6 * region
+
+
+def test_gradients_of_16_bits_take_half_and_a_window_and_a_copy_of_them_are_fp32():
+    layout = ParallelLayout.parse("DP2")
+    held = manifest("bfloat16")
+    narrow = replace(held, kinds=(*held.kinds[:-1], StateKind("grad", "parameter")))
+    (wide, *_), (found, *_) = (
+        [area for area in areas(each, layout, 0) if area.name == "grad"] for each in (held, narrow)
+    )
+    assert (2 * found.device_bytes, 2 * found.host_bytes) == (wide.device_bytes, wide.host_bytes)
+    assert [MemoryPlacement((area,), ()).staged_kinds for area in (wide, found)] == [0, 1]
+    assert [MemoryPlacement((), (area,)).staged_kinds for area in (wide, found)] == [1, 1]
+    assert (cast_bytes(held, layout, 0), cast_bytes(narrow, layout, 0)) == (0, wide.host_bytes)
+
+
+def test_where_some_masters_lie_in_the_weights_all_wait_and_move_in_together():
+    layout, held = ParallelLayout.parse("DP2"), manifest("bfloat16")
+    norms = tuple(replace(spec, dtype="float32") if len(spec.shape) == 1 else spec for spec in held.parameters)
+    found = areas(replace(held, parameters=norms), layout, 0)
+    assert [(area.name, area.kinds) for area in found] == [
+        ("weights", ("master",)),
+        *((kind, (kind,)) for kind in ("exp_avg", "exp_avg_sq", "grad")),
+    ]
+    region, fp32 = found[1].device_bytes, 9 * 32 * 4
+    shares = region // 4  # Elements of one of the two ranks; padding of the norms is fp32 too.
+    wide = -(-fp32 // 4 // 128) * 128
+    assert found[0].device_bytes == 4 * wide + 2 * (2 * shares - wide) + 4 * (2 * shares - wide) // 2
+    assert found[0].host_bytes == region
+
+
+def test_more_copies_in_the_next_worlds_first_step_need_room_too():
+    room = Room(WHOLE, 0, cast_bytes=1)
+    with pytest.raises(PlacementRefused):
+        place(AREAS, room, 3)
+    assert names(place(AREAS, replace(room, device_bytes_max=WHOLE + 1), 3)) == ()
+    with pytest.raises(PlacementRefused, match="needs 402 bytes on the device of rank 3"):
+        place(AREAS, Room(401, 1000, held_bytes=499, cast_bytes=1), 3)
 
 
 def test_streaming_needs_its_ring_and_the_least_tile_at_least():
