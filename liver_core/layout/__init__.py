@@ -7,6 +7,7 @@ optimizer buffers.
 from liver_core.layout.boxes import Box, flat_range_to_boxes
 from liver_core.layout.canonical import canonical_json, digest_of
 from liver_core.layout.codec import MessageError, decode, from_json, to_json
+from liver_core.layout.copies import copies_of, copy_counts
 from liver_core.layout.fit import check_fits
 from liver_core.layout.layout_error import LayoutError
 from liver_core.layout.local_parameters import LocalParameter, local_parameters, stage_parameters
@@ -39,6 +40,8 @@ __all__ = [
     "canonical_json",
     "check_fits",
     "check_members",
+    "copies_of",
+    "copy_counts",
     "decode",
     "digest_of",
     "flat_range_to_boxes",

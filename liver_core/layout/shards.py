@@ -125,9 +125,7 @@ def stage_buckets(manifest: Manifest, layout: ParallelLayout, stage: int) -> tup
         # DistributedDataParallel turns bucketing off on later stages, and the caller on later chunks.
         elements_max = rule.elements_max_at(layout.dp) if stage == 0 and key.chunk == 0 else None
         groups = _cut_into_buckets(manifest, layout, held[::-1], elements_max)
-        for index, group in enumerate(groups):
-            last_start, last = group[-1]
-            numel = last_start + last.numel
+        for index, (numel, group) in enumerate(groups):
             padded = _round_up(numel, _end_divisor(rule, layout.shards))
             found.append(Bucket(key, index, numel, padded, tuple(group)))
     return tuple(found)
@@ -135,26 +133,27 @@ def stage_buckets(manifest: Manifest, layout: ParallelLayout, stage: int) -> tup
 
 def _cut_into_buckets(
     manifest: Manifest, layout: ParallelLayout, reversed_parameters: list[LocalParameter], elements_max: int | None
-) -> list[list[tuple[int, LocalParameter]]]:
-    """Groups of (start inside the bucket, parameter).
+) -> list[tuple[int, list[tuple[int, LocalParameter]]]]:
+    """Elements of each bucket, and (start inside the bucket, parameter) of all that is in it.
 
-    A start aligned inside its bucket is aligned in the buffer too, since buckets end at multiples of the alignment.
+    Where a parameter that has a bucket of its own ends the one before, Megatron counts up to its aligned start. A start
+    aligned inside its bucket is aligned in the buffer too, since buckets end at multiples of the alignment.
     """
-    groups: list[list[tuple[int, LocalParameter]]] = []
+    groups: list[tuple[int, list[tuple[int, LocalParameter]]]] = []
     group: list[tuple[int, LocalParameter]] = []
     stop = 0
     for local in reversed_parameters:
         alone = _needs_own_bucket(manifest, layout, local)
         if alone and group:
-            groups.append(group)
+            groups.append((_round_up(stop, manifest.bucket_rule.align_elements), group))
             group, stop = [], 0
         start = _round_up(stop, manifest.bucket_rule.align_elements)
         stop = start + local.numel
         group.append((start, local))
         if alone or (elements_max is not None and stop >= elements_max):
-            groups.append(group)
+            groups.append((stop, group))
             group, stop = [], 0
-    return [*groups, group] if group else groups
+    return [*groups, (stop, group)] if group else groups
 
 
 def _needs_own_bucket(manifest: Manifest, layout: ParallelLayout, local: LocalParameter) -> bool:

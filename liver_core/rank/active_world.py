@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from liver_core.certificate import CertificatePlan
 from liver_core.device.moments import Moment
 from liver_core.handoff.messages import PreparePhase, Rung
-from liver_core.layout import Member, ParallelLayout, Roster, paired_parameters
+from liver_core.layout import Member, ParallelLayout, Roster, copies_of, copy_counts, paired_parameters
 from liver_core.layout.limits import STRICT
 from liver_core.state.live_state import LiveState
 from liver_core.training.job import TrainState
@@ -51,15 +51,14 @@ def rank_in(roster: Roster | None, member: Member) -> int | None:
 def source_certificate_plan(live: LiveState, target: ParallelLayout) -> CertificatePlan:
     """Which element of which parameter lies where in a source's regions. Computed before the pause.
 
-    Only the first tensor-parallel rank counts replicated parameters, and it counts each one once per replica in the
-    target world. So every replica in the target is certified, and sums over any source layout are equal.
+    Only the first rank that holds a copy counts it, once for each copy in the target world. So every copy in the target
+    is certified, and sums over any source layout are equal.
     """
-    specs = {spec.name: spec for spec in live.manifest.parameters}
-    first = live.layout.coordinates(live.rank).tp == 0
-    counted = [box for box in live.resident() if first or specs[box.parameter].tp_dim is not None]
-    times = {name: target.tp for name, spec in specs.items() if spec.tp_dim is None}
-    paired = paired_parameters(live.manifest, live.layout, target)
-    plan = CertificatePlan(counted, {name: spec.shape for name, spec in specs.items()}, times, paired)
+    manifest, layout, rank = live.manifest, live.layout, live.rank
+    counted = [box for box in live.resident() if copies_of(manifest, layout, rank, box.parameter)[0] == rank]
+    shapes = {spec.name: spec.shape for spec in manifest.parameters}
+    paired = paired_parameters(manifest, layout, target)
+    plan = CertificatePlan(counted, shapes, copy_counts(manifest, target), paired)
     plan.get_ready(live.regions.values())
     return plan
 

@@ -8,8 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from liver_core.layout import Box, LayoutError, Manifest, ResidentBox, Roster, check_fits, resident_boxes
-from liver_core.layout.local_parameters import stages_of
+from liver_core.layout import Box, LayoutError, Manifest, ResidentBox, Roster, check_fits, copies_of, resident_boxes
 from liver_core.reshard.copy_runs import join_runs, runs_between
 from liver_core.reshard.plan import CopyRuns, PlanLimits, RankPlan, Transfer
 from liver_core.reshard.plan_error import PlanError
@@ -78,7 +77,7 @@ class _Piece:
 def _pieces(manifest: Manifest, source: Roster, target: Roster, target_rank: int) -> list[_Piece]:
     found: list[_Piece] = []
     for wanted in resident_boxes(manifest, target.layout, target_rank):
-        copies = _copies(manifest, target, target_rank, wanted.parameter)
+        copies = copies_of(manifest, target.layout, target_rank, wanted.parameter)
         covered = 0
         for holding in holdings(manifest, source.layout, wanted.parameter, wanted.box):
             common = holding.box.intersect(wanted.box)
@@ -99,14 +98,6 @@ def _without(piece: _Piece, gone: frozenset[int]) -> _Piece:
         return piece
     staying = tuple(holder for holder in holders if holder[0] not in gone) or holders[:1]
     return replace(piece, holding=replace(piece.holding, holders=staying))
-
-
-def _copies(manifest: Manifest, target: Roster, target_rank: int, tensor: str) -> tuple[int, ...]:
-    layout, at = target.layout, target.layout.coordinates(target_rank)
-    spec = manifest.parameter(tensor)
-    tensor_parallel = range(layout.tp) if spec.tp_dim is None else (at.tp,)
-    stages = stages_of(manifest, layout, spec)
-    return tuple(layout.rank_of(tp=tp, cp=at.cp, dp=at.dp, pp=stage) for stage in stages for tp in tensor_parallel)
 
 
 def _transfer(rank: int, runs: Iterable[CopyRuns]) -> Transfer:

@@ -12,7 +12,7 @@ import torch
 
 from liver_core.certificate import CertificatePlan
 from liver_core.handoff.messages import PreparePhase
-from liver_core.layout import Manifest, ResidentBox, Roster
+from liver_core.layout import Manifest, ResidentBox, Roster, copies_of, copy_counts
 from liver_core.memory.memory_placement import MemoryPlacement, areas
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.prepare.preparation import Preparation, Steps
@@ -206,18 +206,19 @@ def _certificates(
 def _whole(made: NextWorld, live: LiveState) -> tuple[CertificatePlan, CertificatePlan]:
     """This survivor's part in what all survivors hold: of its live regions, and of its rescue regions.
 
-    Of what tensor parallelism replicates the first replica that survives counts, as often as the target world has it.
+    Of copies the first that survives counts, as often as the target world has it.
     """
     manifest, source, rescue, rank = made.manifest, made.request.source, made.rescue, made.source_rank
     assert manifest is not None and source is not None and rescue is not None and rank is not None
-    at, tp = live.layout.coordinates(rank), live.layout.tp
-    replicas = [live.layout.rank_of(tp=each, cp=at.cp, dp=at.dp, pp=at.pp) for each in range(tp)]
-    first = next(each for each in replicas if each in rescue.plan.survivors) == rank
-    specs = {spec.name: spec for spec in manifest.parameters}
-    counted = [box for box in live.resident() if first or specs[box.parameter].tp_dim is not None]
+    survivors = rescue.plan.survivors
+
+    def is_first(box: ResidentBox) -> bool:
+        copies = copies_of(manifest, live.layout, rank, box.parameter)
+        return next(each for each in copies if each in survivors) == rank
+
+    counted = [box for box in live.resident() if is_first(box)]
     kept: list[ResidentBox] = boxes_kept(manifest, source, rescue.plan.kept_by(rank))
-    times = {name: made.request.target.layout.tp for name, spec in specs.items() if spec.tp_dim is None}
-    shapes = _shapes(manifest)
+    times, shapes = copy_counts(manifest, made.request.target.layout), _shapes(manifest)
     return CertificatePlan(counted, shapes, times), CertificatePlan(kept, shapes, times)
 
 

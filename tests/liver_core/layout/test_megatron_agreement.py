@@ -143,7 +143,7 @@ def test_shards_are_those_of_megatrons_gradient_buffer_and_distributed_optimizer
                 held, rule=rule, elements_max=elements_max, shard=shard, shards=layout.dp * layout.cp
             )
             mine = [bucket for bucket in ours.buckets if bucket.buffer == key]
-            assert [bucket.padded_numel for bucket in mine] == [padded for _, padded in buckets]
+            assert [(bucket.numel, bucket.padded_numel) for bucket in mine] == buckets
             for bucket, owned in zip(mine, ranges, strict=True):
                 for name, (start, stop, offset) in owned.items():
                     expected[name] = (start, stop, bucket.region_offset + offset)
