@@ -119,7 +119,7 @@ class Address:
             value = json.loads(data)
             regions = {str(kind): RegionSpec.from_json(spec) for kind, spec in value["regions"].items()}
             address = Address(str(value["transport"]), str(value["name"]), regions, dict(value["extra"]))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise TransportError(Call.CONNECT, f"not an address: {error!r}", peer=peer) from None
         if address.transport != transport:
             raise TransportError(Call.CONNECT, f"address is of {address.transport!r}, not {transport!r}", peer=peer)
