@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.protocol.jobfile import JobFile
+from service.planner.memory_fit import training_shape
 
 yaml = pytest.importorskip("yaml")
 
@@ -23,6 +24,17 @@ PAGE = (ROOT / "docs" / "port.md").read_text(encoding="utf-8")
 def test_the_job_file_beside_the_example_is_valid():
     job = JobFile.model_validate(yaml.safe_load((EXAMPLES / "job.yaml").read_text()))
     assert job.entrypoint == "my_gpt:MyGpt"
+
+
+def test_the_example_in_16_bits_is_valid_and_known_to_planner_and_job():
+    job = JobFile.model_validate(yaml.safe_load((EXAMPLES / "bf16.yaml").read_text()))
+    shape = training_shape(job).model
+    assert (shape.dtype, shape.gradients_fp32) == ("bfloat16", False)
+    pytest.importorskip("torch")
+    from liver_core.training.gpt import GptArguments
+
+    arguments = GptArguments(**job.job_args())
+    assert (arguments.precision, arguments.grad_reduce_in_fp32, arguments.norms_in_fp32) == ("bf16", False, True)
 
 
 def test_every_python_name_of_ours_in_the_page_exists():
