@@ -16,7 +16,7 @@ from enum import StrEnum
 import torch
 
 from liver_core.device import DeviceWait, host_zeros, settle
-from liver_core.device.region import AnyRegion
+from liver_core.device.region import AnyRegion, as_region
 from liver_core.memory.memory_placement import GRAD
 from liver_core.reshard.copy_runs import join_runs
 from liver_core.reshard.plan import CopyRuns
@@ -129,7 +129,7 @@ class Following:
         self.depths = dict(depths)
         self.regions = regions
         self.kinds = tuple(kinds)
-        self.local = local or {}
+        self.local = {kind: as_region(memory) for kind, memory in (local or {}).items()}
         used = sorted({peer for tile in self.tiles for peer in tile.peers})
         if missing := [peer for peer in used if peer not in self.depths]:
             raise ValueError(f"peers {missing} have tiles and no ring")
@@ -190,7 +190,8 @@ class TargetStream:
         self._urgent = False
         self._share = 1.0
         self._deadline = 0.0
-        self._landings = {**following.regions, **following.targets()}
+        landings = {**following.regions, **following.targets()}
+        self._landings = {kind: as_region(memory) for kind, memory in landings.items()}
         self._held: list[Span] = []
         self._runs: dict[int, tuple[CopyRuns, ...]] = {}
         self._held_tiles: tuple[int, ...] = ()

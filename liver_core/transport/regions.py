@@ -257,6 +257,9 @@ def copy_runs(read: Read, source: AnyRegion, target: AnyRegion) -> int:
 
 def _within_pieces(runs: Iterable[CopyRuns], source: Region, target: Region) -> Iterator[CopyRuns]:
     """The same copies; none crosses the end of a piece at either end."""
+    if len(source.pieces) == len(target.pieces) == 1:
+        yield from runs
+        return
     for r in runs:
         count, s, t = r.count, r.source_offset, r.target_offset
         while count:
