@@ -137,7 +137,7 @@ def _extra_bytes_of(model: Model, change: Change) -> int:
     target, source = ParallelLayout.parse(change.target), ParallelLayout.parse(change.source)
     here = model.rank_parameters(change.target)
     next_world = 8 * here + 8 * math.ceil(here / target.dp)
-    ring = ring_bytes(math.ceil(model.rank_parameters(change.source) / source.dp), RING_DEPTH)
+    ring = ring_bytes(4 * math.ceil(model.rank_parameters(change.source) / source.dp), RING_DEPTH)
     return next_world + ring + replay_bytes(min(here, TILE_ELEMENTS))
 
 

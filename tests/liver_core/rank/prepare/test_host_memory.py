@@ -62,7 +62,8 @@ def budgets(corpus: str, story: Story, *, streams: bool) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("precision", "bucket_size"), sample([("fp32", None), ("bf16", None), ("fp32", 20_000)], ("bf16", None))
+    ("precision", "bucket_size"),
+    sample([("fp32", None), ("bf16", None), ("fp32", 20_000), ("mixed", 20_000)], ("bf16", None)),
 )
 def test_a_device_with_room_for_one_tile_is_handed_over_live_bit_for_bit(
     corpus: str, precision: str, bucket_size: int | None

@@ -68,6 +68,10 @@ class Story:
         return "\n  then ".join((head, *map(str, self.links)))
 
 
+MIXED = {"precision": "bf16", "grad_reduce_in_fp32": False, "norms_in_fp32": True}
+"""What the precision "mixed" is: all that has 16 bits beside what has not."""
+
+
 @dataclass
 class Told:
     """What a run left. `handed_at[generation]`: the version at its cutover; `verdicts[generation]`: rung and reason;
@@ -108,7 +112,7 @@ def _link(chance: random.Random, present: tuple[str, ...], number: int) -> Link:
 
 
 def setup_of(story: Story, corpus: str, **changes: Any) -> RankSetup:
-    arguments = small_gpt(corpus, precision=story.precision)
+    arguments = small_gpt(corpus, **(MIXED if story.precision == "mixed" else {"precision": story.precision}))
     if story.bucket_size is not None:
         arguments |= {"overlap_grad_reduce": True, "overlap_param_gather": True, "ddp_bucket_size": story.bucket_size}
     return RankSetup(arguments, micro_batch=story.micro_batch, job=JOBS[story.optimizer], trace=True, **changes)

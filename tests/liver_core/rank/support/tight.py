@@ -8,7 +8,7 @@ from itertools import combinations
 from liver_core.layout import Manifest, Member, ParallelLayout, from_json
 from liver_core.layout.shards import region_numel
 from liver_core.memory.memory_budget import DEPTH_LEAST, TILE_ELEMENTS_LEAST, replay_bytes, ring_bytes
-from liver_core.memory.memory_placement import areas
+from liver_core.memory.memory_placement import GRAD, areas, cast_bytes
 from tests.cluster.rank_cluster import Cluster, RankSetup
 
 
@@ -30,9 +30,12 @@ def tight(manifest: Manifest, source: tuple[str, int], target: tuple[str, int], 
     parts = areas(manifest, wanted, wanted.coordinates(rank).pp)
     before = areas(manifest, held, held.coordinates(held_rank).pp)
     after = sum(area.device_bytes for area in parts) - sum(area.device_bytes for area in before)
+    stages = wanted.coordinates(rank).pp, held.coordinates(held_rank).pp
+    after += max(0, cast_bytes(manifest, wanted, stages[0]) - cast_bytes(manifest, held, stages[1]))
     if streams:
         tile = min(TILE_ELEMENTS_LEAST, region_numel(manifest, wanted, rank))
-        ring = ring_bytes(region_numel(manifest, held, held_rank), DEPTH_LEAST)
+        gradients = next(area.host_bytes for area in before if area.name == GRAD)
+        ring = ring_bytes(gradients, DEPTH_LEAST)
         staged = ring + replay_bytes(tile, sum(len(area.kinds) for area in parts))
         return max(after, staged), sum(area.host_bytes for area in parts)
     device = max(after, 1)
