@@ -199,7 +199,7 @@ class Scene:
                     target.stream.announce(announced)
             self.compute()
             # Steps grow longer, so that targets catch up also where the machine has other things to do.
-            time.sleep(LONGER_STEPS * (time.monotonic() + LIMIT_S - deadline))
+            threading.Event().wait(LONGER_STEPS * (time.monotonic() + LIMIT_S - deadline))
             self.step(self.rings)
             if self.version == announced:
                 self.kept[self.version] = self.state()
