@@ -131,6 +131,11 @@ AnyRegion: TypeAlias = Region | torch.Tensor
 """A flat tensor is a region of one piece."""
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """As manifests and addresses write it: "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
 def as_region(memory: AnyRegion) -> Region:
     """Raises RegionError for a tensor that is not flat and contiguous."""
     return memory if isinstance(memory, Region) else Region([memory])

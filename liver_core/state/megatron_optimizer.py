@@ -18,7 +18,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from megatron.core.optimizer import ChainedOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
-from liver_core.device.region import Region
+from liver_core.device.region import Region, dtype_name
 from liver_core.layout import (
     BucketRule,
     Manifest,
@@ -209,8 +209,8 @@ def _check_buffer(inner: DistributedOptimizer, shards: RankShards, names: dict[t
         (
             bucket.numel_unpadded,
             bucket.grad_data.numel(),
-            _dtype_name(buffer.param_dtype),
-            _dtype_name(buffer.grad_dtype),
+            dtype_name(buffer.param_dtype),
+            dtype_name(buffer.grad_dtype),
         )
         for buffer in inner.buffers
         for bucket in buffer.buckets
@@ -236,10 +236,6 @@ def _check_buffer(inner: DistributedOptimizer, shards: RankShards, names: dict[t
             raise StateMismatch(
                 f"{name}: the optimizer owns (start, stop, offset) {actual.get(name)}, layout says {expected.get(name)}"
             )
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _flat(live: LiveState) -> Region:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from liver_core.device.region import AnyRegion, Region, RegionError, as_region
+from liver_core.device.region import AnyRegion, Region, RegionError, as_region, dtype_name
 from liver_core.reshard.plan import CopyRuns
 from liver_core.transport.protocol import Call, Read, TransportError
 
@@ -56,7 +56,7 @@ class RegionSpec:
     def of(memory: AnyRegion) -> RegionSpec:
         return RegionSpec(
             tuple(
-                PieceSpec(piece.stop, str(piece.tensor.dtype).removeprefix("torch."), piece.tensor.element_size())
+                PieceSpec(piece.stop, dtype_name(piece.tensor.dtype), piece.tensor.element_size())
                 for piece in as_region(memory).pieces
             )
         )
