@@ -97,7 +97,7 @@ def ended(arguments: list[str]) -> int:
     parser.add_argument("suites", nargs="+")
     options = parser.parse_args(arguments)
     known = json.loads(SUITES.read_text()) if SUITES.is_file() else {}
-    over, slower = False, max(1.0, yardstick_s() / tiers.YARDSTICK_S)
+    over, slower = False, times_slower()
     print(f"\nbudgets: {slower:.1f} times those of the machine on which they were measured")
     print(f"\n{'suite':<10} {'wall':>7} {'processor':>10} {'budget':>8}")
     for name in options.suites:
@@ -114,6 +114,11 @@ def ended(arguments: list[str]) -> int:
     told = f"all, set-up included: {wall_s / 60:.1f} min of {tiers.WALL_MAX_S / 60:.0f}"
     print(f"{RED}{told}: too long{PLAIN}" if wall_s > tiers.WALL_MAX_S else told, flush=True)
     return int(over)
+
+
+def times_slower() -> float:
+    """How many times as long as the machine of the budgets this one takes; 1 where it is faster."""
+    return max(1.0, yardstick_s() / tiers.YARDSTICK_S)
 
 
 def yardstick_s() -> float:

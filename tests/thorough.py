@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from tests import tiers
 from tests.durations import known_seconds
+from tests.run_suite import times_slower
 from tests.touched import changed_since, default_base, reached
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,6 +36,9 @@ UNKNOWN_S = 30.0
 
 SPARE = 1.2
 """Estimates are of a quiet machine whose processes end together; this much more is taken to pass."""
+
+TIMEOUT_S = 240
+"""Of a thorough test that names none itself: random histories in numbers take more than the minute of other tests."""
 
 WITHOUT_TORCH = "torch-free"
 CHAOS = ("--trials", "6", "--workers", "2", "--keep", "build/chaos", "--report", "build/reports/chaos-sample.json")
@@ -113,7 +117,7 @@ def _touched(changed: Sequence[str], limit_s: float) -> tuple[list[Ended], list[
     nearest = sorted(files, key=lambda path: (far[path], files[path]))
     needs = {each.name: each.seconds for each in programs[:1] if each.name == WITHOUT_TORCH}
     needs |= {path: files[path] for path in nearest} | {each.name: each.seconds for each in programs}
-    chosen, left_out, left_s = [], [], limit_s
+    chosen, left_out, left_s = [], [], limit_s / times_slower()
     for name, seconds in needs.items():
         fits = seconds <= left_s
         (chosen if fits else left_out).append(name)
@@ -136,7 +140,8 @@ def _is_thorough(path: str, text: str) -> bool:
 
 def _tests(files: Sequence[str], subjects: str, name: str) -> Ended:
     marks = f"thorough and ({subjects})" if subjects else "thorough"
-    arguments = ("-n", str(WORKERS), "--dist", "loadgroup", "--no-loadscope-reorder", "--thorough", "-m", marks, *files)
+    workers = ("-n", str(WORKERS), f"--timeout={TIMEOUT_S}")
+    arguments = (*workers, "--dist", "loadgroup", "--no-loadscope-reorder", "--thorough", "-m", marks, *files)
     return _run(name, (sys.executable, "-m", "tests.run_suite", "thorough", *arguments, *PYTEST_ARGS))
 
 

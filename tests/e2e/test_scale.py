@@ -16,6 +16,7 @@ from tests.cluster.real_service import real_service, service_folder
 from tests.e2e.conftest import APP, NARROW, ROOT, SERVE, SHOTS, Visitor, sync_api
 from tests.e2e.many_rows import CHANGED_AT_ONCE, NODES, change, fill
 from tests.e2e.story import SETTINGS, story_in, until
+from tests.run_suite import times_slower
 
 pytestmark = [pytest.mark.thorough, pytest.mark.real, pytest.mark.timeout(900)]
 expect = sync_api.expect
@@ -131,7 +132,7 @@ def spent(page: Any, session: Any) -> dict[str, float]:
 @pytest.mark.parametrize("screen", ["fleet", "job"])
 def test_an_update_of_a_thousand_nodes_takes_less_than_a_frame(visitor, month, screen):
     """A tenth of all nodes change and the job makes a step, once a second. By processor time of the page's main
-    thread, so that what else runs on the machine does not count."""
+    thread, so that what else runs on the machine does not count; a slower processor has more of it."""
     viewer = visitor()
     session = processor_time(viewer)
     viewer.go("/" if screen == "fleet" else f"/jobs/{month.job_id}")
@@ -153,7 +154,7 @@ def test_an_update_of_a_thousand_nodes_takes_less_than_a_frame(visitor, month, s
     jumps = round(viewer.page.evaluate("window.jumps"), 4)
     note({}, **{f"ms_per_update_{screen}": each, "nodes_changed_at_once": CHANGED_AT_ONCE, f"jumps_{screen}": jumps})
     assert jumps <= JUMPS_MAX
-    assert count >= UPDATES and each["ScriptDuration"] <= SCRIPTING_MAX_MS, each
+    assert count >= UPDATES and each["ScriptDuration"] <= SCRIPTING_MAX_MS * times_slower(), each
 
 
 def test_only_rows_in_view_are_drawn_and_a_long_list_scrolls_to_its_end(visitor):
