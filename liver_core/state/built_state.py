@@ -5,11 +5,11 @@ A job that forgets one of these would train on with wrong numbers, or fail later
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from liver_core.same_value import same_value
-from liver_core.state.megatron_optimizer import distributed_optimizer, unwrapped
+from liver_core.state.megatron_optimizer import model_and_main, unwrapped
+from liver_core.state.optimizer_chain import optimizer_chain
 from liver_core.state.optimizer_step import group_key
 from liver_core.state.step_counts import UnsupportedState
 from liver_core.training.job import TrainState
@@ -114,7 +114,8 @@ def _check_marks(state: TrainState) -> None:
                 "would come out wrong; call liver_core.worlds.megatron.mark_tensor_parallel(model) before "
                 f"DistributedDataParallel ({_FINISH_BUILD})"
             )
-    for parameter, shard in _with_shards(state):
+    both = (pair for part in optimizer_chain(state.optimizer).parts for pair in model_and_main(part))
+    for parameter, shard in both:
         if _marked(parameter) and not _marked(shard):
             raise UnsupportedState(
                 "optimizer: was made before the parameters were marked as tensor parallel, and the gradient norm would "
@@ -126,24 +127,13 @@ def _check_marks(state: TrainState) -> None:
 def check_groups(state: TrainState) -> None:
     """A group is known by its settings in every world. Raises UnsupportedState where two could be taken for one."""
     rates: dict[str, tuple[Any, Any]] = {}
-    for group in distributed_optimizer(state.optimizer).optimizer.param_groups:
+    for group in optimizer_chain(state.optimizer).groups:
         here = group["lr"], group["weight_decay"]
         if not same_value(there := rates.setdefault(group_key(group, ()), here), here):
             raise UnsupportedState(
                 f"parameter groups: two have the same settings and other rates, (lr, weight_decay) {there} and {here}; "
                 "the next world could not tell them apart: give one of them a setting of its own, as wd_mult or lr_mult"
             )
-
-
-def _with_shards(state: TrainState) -> Iterator[tuple[Any, Any]]:
-    """Model parameter and the optimizer's own part of it."""
-    inner = distributed_optimizer(state.optimizer)
-    for groups, shards in (
-        (inner.model_float16_groups, inner.shard_fp32_from_float16_groups),
-        (inner.model_fp32_groups, inner.shard_fp32_groups),
-    ):
-        for group, parts in zip(groups, shards, strict=True):
-            yield from zip(group, parts, strict=True)
 
 
 def _marked(parameter: Any) -> bool:

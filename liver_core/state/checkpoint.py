@@ -63,19 +63,10 @@ from liver_core.state.kept_settings import (
 )
 from liver_core.state.live_state import LiveState
 from liver_core.state.megatron_arguments import megatron_arguments
-from liver_core.state.megatron_checkpoint import (
-    ANY_LAYOUT,
-    OF_ANY_PRECISION,
-    model_refusal,
-    read_megatron_checkpoint,
-)
-from liver_core.state.megatron_optimizer import (
-    attach_moments,
-    distributed_optimizer,
-    probe_scalars,
-    readopt_moments,
-    unwrapped,
-)
+from liver_core.state.megatron_checkpoint import OF_ANY_PRECISION, model_refusal, read_megatron_checkpoint
+from liver_core.state.megatron_optimizer import attach_moments, readopt_moments, unwrapped
+from liver_core.state.optimizer_chain import optimizer_chain, probe_scalars
+from liver_core.state.optimizer_checkpoint import ANY_LAYOUT, load_optimizers, sharded_optimizers
 from liver_core.state.optimizer_step import gather_weights
 from liver_core.training.job import TrainingJob, TrainState
 from liver_core.worlds.agreed_work import CannotDo, NotDone, do_together, leave
@@ -171,31 +162,10 @@ def snapshot(world: MegatronWorld, state: TrainState) -> dict[str, Any]:
     gather_weights(state)
     module = unwrapped(state.model)
     model = module.sharded_state_dict(metadata=_metadata(world))
-    optimizer = _sharded_optimizer(distributed_optimizer(state.optimizer), model, _metadata(world))
+    parts = sharded_optimizers(optimizer_chain(state.optimizer), model, _metadata(world))
     copied: Any = dict_list_map_inplace(_copied, {"model": model})
-    # Megatron has gathered the optimizer's state into tensors of its own.
-    return copied | {"optimizer": optimizer}
-
-
-def _sharded_optimizer(optimizer: Any, model: dict[str, Any], metadata: dict[str, Any], **how: Any) -> Any:
-    """Megatron's own description, with a workaround for megatron-core 0.16.1 and several buckets.
-
-    Megatron gathers optimizer state without the padding at the ends of buckets, but looks it up at offsets that count
-    the padding. All parameters after the first padding are then shifted. The workaround counts padding as elements.
-    """
-    parts = [part for buffer in optimizer.buffers for part in (buffer, *buffer.buckets)]
-    if metadata["distrib_optim_sharding_type"] != ANY_LAYOUT:
-        parts = []
-    counted = [part.numel_unpadded for part in parts]
-    # A group of ours has gloo for host memory, whatever it has for devices.
-    optimizer.data_parallel_group_gloo = metadata["dp_cp_group"]
-    try:
-        for part in parts:
-            part.numel_unpadded = part.grad_data.numel()
-        return optimizer.sharded_state_dict(model, metadata=metadata, **how)
-    finally:
-        for part, numel in zip(parts, counted, strict=True):
-            part.numel_unpadded = numel
+    # As Megatron's chain describes itself. It has gathered the state of optimizers into tensors of its own.
+    return copied | {"optimizer": parts if len(parts) > 1 else next(iter(parts.values()))}
 
 
 def _copied(value: Any) -> Any:
@@ -379,16 +349,16 @@ def load_checkpoint(
         theirs.check_layout(world.layout)
     elif (overruled := check_ours(path, job, state, world)) and world.everyone.rank() == 0:
         _log.warning("checkpoint %s: %s", path, overruled)
-    optimizer = distributed_optimizer(state.optimizer)
     module = unwrapped(state.model)
-    if not optimizer.optimizer.state:
+    if not live.optimizer.has_stepped:
         # Megatron cannot describe an optimizer that never stepped.
-        attach_moments(live, probe_scalars(optimizer))
+        attach_moments(live, probe_scalars(live.optimizer))
     metadata = theirs.metadata(world) if theirs else _metadata(world)
     model = module.sharded_state_dict(metadata=metadata)
     wanted = {
         "model": model,
-        "optimizer": _sharded_optimizer(optimizer, model, metadata, is_loading=True),
+        # Another chain may have written it: each part asks for its own parameters, whose keys do not depend on that.
+        "parts": sharded_optimizers(live.optimizer, model, metadata, is_loading=True),
     }
     try:
         loaded: Any = dist_checkpointing.load(wanted, path)
@@ -399,38 +369,10 @@ def load_checkpoint(
         raise CheckpointError(f"checkpoint {path}: {error_text(error)}{theirs.advice if theirs else ''}") from error
     module.load_state_dict(loaded["model"])
     with theirs.loading_optimizer(state) if theirs else keeping_settings(state):
-        _load_optimizer(optimizer, loaded["optimizer"])
+        load_optimizers(live.optimizer, loaded["parts"], loaded.get("optimizer", {}))
     readopt_moments(live)
     small = theirs.small_state(job, state, live) if theirs else read_small_state(path)
     return with_rates_that_count(small, state)
-
-
-def _load_optimizer(optimizer: Any, loaded: dict[str, Any]) -> None:
-    """Megatron's own loader, with workarounds for torch's optimizers (megatron-core 0.16.1 and 0.19.2).
-
-    Megatron's loader expects "step" among the loaded tensors, and it leaves all parameters sharing one `step` tensor.
-    """
-    original = optimizer._set_main_param_and_optimizer_states
-
-    def with_step(model_param: torch.nn.Parameter, tensors: dict[str, torch.Tensor]) -> None:
-        group, order = optimizer.model_param_group_index_map[model_param]
-        scalars = scalars_of(optimizer.optimizer.param_groups[group]["params"][order])
-        original(model_param, {**tensors, **scalars})
-
-    def scalars_of(main: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {name: value for name, value in optimizer.optimizer.state[main].items() if value.dim() == 0}
-
-    optimizer._set_main_param_and_optimizer_states = with_step
-    try:
-        with torch.no_grad():
-            # Its reader of dp_reshardable writes into parameters without saying so.
-            optimizer.load_state_dict(loaded)
-    finally:
-        del optimizer._set_main_param_and_optimizer_states
-    for values in optimizer.optimizer.state.values():
-        for name, value in values.items():
-            if torch.is_tensor(value) and value.dim() == 0:
-                values[name] = value.detach().clone()
 
 
 def prune(written: Path, keep: int, *, job_id: str = "", generation: int = 0) -> list[str]:

@@ -12,9 +12,8 @@ from typing import Any
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from liver_core.state.megatron_export import SCHEDULE
-from liver_core.state.megatron_optimizer import distributed_optimizer
+from liver_core.state.optimizer_chain import optimizer_chain
 from liver_core.state.optimizer_step import hyper_parameters
-from liver_core.state.step_counts import form_of
 from liver_core.training.job import TrainState
 
 # What of a parameter group stands in a checkpoint. The rest is the job's, as the next world will have it too.
@@ -64,11 +63,10 @@ def _values(groups: list[dict[str, Any]], name: str) -> str:
 @contextmanager
 def keeping_settings(state: TrainState) -> Iterator[None]:
     """Around the load of an optimizer: of each parameter group rates and counts are loaded, other settings stay."""
-    inner = distributed_optimizer(state.optimizer).optimizer
-    groups = [{**group} for group in inner.param_groups]
-    counted = form_of(inner).counted
+    chain = optimizer_chain(state.optimizer)
+    groups, counted = [{**group} for group in chain.groups], chain.form.counted
     yield
-    for group, before in zip(inner.param_groups, groups, strict=True):
+    for group, before in zip(chain.groups, groups, strict=True):
         kept = {name: group[name] for name in ("params", *_OF_A_GROUP, *counted) if name in group}
         group.clear()
         group.update({**before, **kept})

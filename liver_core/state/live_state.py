@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
@@ -12,7 +12,21 @@ from liver_core.device import DeviceWait, settle, settle_all
 from liver_core.device.region import Region
 from liver_core.layout import Manifest, ParallelLayout, RankShards, ResidentBox, resident_boxes
 from liver_core.memory.memory_placement import GRAD, MASTER
+from liver_core.state.optimizer_chain import OptimizerChain
 from liver_core.worlds.released_storage import discard, restore
+
+
+class OwnedParameter(NamedTuple):
+    """One of the optimizer's own parameters: its slice of the regions, and which optimizer of the chain steps it."""
+
+    main: torch.nn.Parameter
+    window: slice
+    part: DistributedOptimizer
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What the optimizer keeps of it: moments and counts. Made where it never stepped."""
+        return self.part.optimizer.state[self.main]
 
 
 @dataclass(slots=True)
@@ -21,8 +35,7 @@ class LiveState:
 
     `regions[kind]` has `shards.region_numel` elements and shares memory with Megatron's own tensors. Kinds are
     "master", "grad" and the optimizer's moments, named as its class names them. Gradients lie where Megatron reduces
-    them, in as many pieces as there are buckets. `windows`: each of the optimizer's own parameters, and its slice of
-    the regions.
+    them, in as many pieces as there are buckets. `owned`: the optimizer's own parameters.
 
     Before the cutover a region may wait in host memory (`liver_core.state.host_memory`). Then `homes[kind]` is what it
     is on the device, and `hollow` lists the tensors on the device that have no memory yet.
@@ -33,12 +46,12 @@ class LiveState:
 
     manifest: Manifest
     shards: RankShards
-    optimizer: DistributedOptimizer
+    optimizer: OptimizerChain
     model: Any
     regions: dict[str, Region]
     rank: int
     layout: ParallelLayout
-    windows: tuple[tuple[torch.nn.Parameter, slice], ...] = ()
+    owned: tuple[OwnedParameter, ...] = ()
     settled: bool = False
     homes: dict[str, Region] = field(default_factory=dict)
     hollow: tuple[torch.Tensor, ...] = ()

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from megatron.core.activations import quick_gelu, squared_relu
 
-from liver_core.state.megatron_optimizer import distributed_optimizer, unwrapped
+from liver_core.state.megatron_optimizer import unwrapped
+from liver_core.state.optimizer_chain import optimizer_chain
 from liver_core.training.job import TrainingJob, TrainState
 from liver_core.worlds.megatron import MegatronWorld
 
@@ -65,7 +66,7 @@ ACTIVATIONS = (
 def megatron_arguments(job: TrainingJob, state: TrainState, world: MegatronWorld) -> dict[str, Any]:
     """Equal on all ranks. What cannot be found out (of a model that is no GPTModel) is left out."""
     config, model = state.config, unwrapped(state.model)
-    found = _named(config, IN_CONFIG) | _named(distributed_optimizer(state.optimizer).config, IN_OPTIMIZER)
+    found = _named(config, IN_CONFIG) | _named(optimizer_chain(state.optimizer).config, IN_OPTIMIZER)
     found |= _named(state.scheduler, IN_SCHEDULER) | _named(model, IN_MODEL) | _activation(config)
     found |= _named(world.layout, IN_LAYOUT) | _named(job, IN_JOB)
     found["group_query_attention"] = found.get("num_query_groups") != found.get("num_attention_heads")

@@ -22,12 +22,14 @@ from liver_core.state.kept_settings import keeping_settings, schedule_refusal
 from liver_core.state.live_state import LiveState
 from liver_core.state.megatron_arguments import megatron_arguments
 from liver_core.state.megatron_export import COUNTED_IN_SAMPLES, SCHEDULE
-from liver_core.state.megatron_optimizer import distributed_optimizer, element_scalars, unwrapped
+from liver_core.state.megatron_optimizer import element_scalars, unwrapped
+from liver_core.state.optimizer_chain import optimizer_chain
+from liver_core.state.optimizer_checkpoint import ANY_LAYOUT
 from liver_core.state.optimizer_step import hyper_parameters
 from liver_core.training.job import TrainingJob, TrainState
 from liver_core.worlds.megatron import MegatronWorld
 
-ANY_LAYOUT, ANY_DP = "fully_reshardable", "dp_reshardable"
+ANY_DP = "dp_reshardable"
 # Megatron's arguments that say what the model is.
 OF_ANY_PRECISION = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
@@ -133,12 +135,12 @@ class MegatronCheckpoint:
     def loading_optimizer(self, state: TrainState) -> Iterator[None]:
         """Around the load of the optimizer, when the weights are loaded: keeps the job's settings, and compares masters
         with weights."""
-        optimizer = distributed_optimizer(state.optimizer)
         weights = {name: value.detach().cpu().clone() for name, value in unwrapped(state.model).named_parameters()}
         with keeping_settings(state):
             yield
         with torch.no_grad():
-            optimizer._copy_main_params_to_model_params()
+            for part in optimizer_chain(state.optimizer).parts:
+                part._copy_main_params_to_model_params()
         for name, value in unwrapped(state.model).named_parameters():
             if not torch.equal(value.detach().cpu(), weights[name]):
                 raise _refused(

@@ -1,8 +1,8 @@
 """Megatron's live state as regions: masters, moments and reduced gradients of one rank's ZeRO-1 shard.
 
 Megatron's `sharded_state_dict` gives the coordinates. The pure layout function says what each rank holds; this module
-checks that against the live optimizer. One of the few places that import Megatron-Core. Supported: DistributedOptimizer
-over one DDP chunk, dense, parameters in fp32 and bf16 with fp32 masters, gradients in fp32 or as their parameters.
+checks that against the live optimizers. One of the few places that import Megatron-Core. Supported: distributed
+optimizers over one DDP chunk, parameters in fp32 and bf16 with fp32 masters, gradients in fp32 or as their parameters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
-from megatron.core.optimizer import ChainedOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from liver_core.device.region import Region, dtype_name
@@ -28,12 +27,13 @@ from liver_core.layout import (
     local_parameters,
     shard_ranges,
 )
-from liver_core.layout.manifest import DTYPE_BYTES, FLOAT32, GRAD, OF_PARAMETER
+from liver_core.layout.manifest import DTYPE_BYTES, FLOAT32, GRAD
 from liver_core.memory.memory_placement import MASTER
 from liver_core.same_value import same_value
 from liver_core.state.buckets import owned_parts
-from liver_core.state.live_state import LiveState
-from liver_core.state.step_counts import UnsupportedState, as_kept, form_of
+from liver_core.state.live_state import LiveState, OwnedParameter
+from liver_core.state.optimizer_chain import OptimizerChain, optimizer_chain
+from liver_core.state.step_counts import UnsupportedState, as_kept
 from liver_core.worlds.megatron import MegatronWorld
 
 _DTYPES = {getattr(torch, name): name for name in DTYPE_BYTES}
@@ -41,20 +41,6 @@ _DTYPES = {getattr(torch, name): name for name in DTYPE_BYTES}
 
 class StateMismatch(RuntimeError):
     """The live state of a rank differs from the pure layout function. The text names parameter and numbers."""
-
-
-def distributed_optimizer(optimizer: Any) -> DistributedOptimizer:
-    """The one DistributedOptimizer inside the result of `get_megatron_optimizer`. Raises UnsupportedState."""
-    parts = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
-    if len(parts) != 1 or not isinstance(parts[0], DistributedOptimizer):
-        kinds = ", ".join(type(part).__name__ for part in parts)
-        raise UnsupportedState(f"optimizer: {kinds}; live handoff needs exactly one DistributedOptimizer (ZeRO-1)")
-    found: DistributedOptimizer = parts[0]
-    if found.config.fp16 or found.grad_scaler is not None:
-        raise UnsupportedState("optimizer: fp16 with a gradient scaler is not supported; use bf16 or fp32")
-    if len(found.model_chunks) != 1:
-        raise UnsupportedState(f"model chunks: {len(found.model_chunks)}; live handoff needs one DDP chunk a rank")
-    return found
 
 
 def describe_parameters(model: Any, world: MegatronWorld) -> tuple[ParameterSpec, ...]:
@@ -156,16 +142,6 @@ def merge_manifest(
 _PLACES = ("first", "layer", "last")
 
 
-def discover_kinds(optimizer: DistributedOptimizer) -> tuple[StateKind, ...]:
-    """master, every moment that the optimizer's class keeps per element, and grad.
-
-    The moments are found by a step of the job's own class (`form_of`), so the code names no optimizer.
-    """
-    config: Any = optimizer.ddp_config
-    kept = tuple(StateKind(name, FLOAT32) for name in (MASTER, *form_of(optimizer.optimizer).moments))
-    return (*kept, StateKind(GRAD, FLOAT32 if config.grad_reduce_in_fp32 else OF_PARAMETER))
-
-
 def adopt(model: Any, optimizer: Any, manifest: Manifest, world: MegatronWorld) -> LiveState:
     """Check a world's live state against the pure layout function, then lay regions over it.
 
@@ -173,13 +149,13 @@ def adopt(model: Any, optimizer: Any, manifest: Manifest, world: MegatronWorld) 
     are views of Megatron's buckets. In a world built with released storage the regions have no memory until `allocate`.
     Raises StateMismatch naming the first bucket or parameter that is not where the layout function says.
     """
-    inner = distributed_optimizer(optimizer)
+    chain = optimizer_chain(optimizer)
     shards = shard_ranges(manifest, world.layout, world.rank)
     names = local_names(model, manifest, world)
-    _check_buffer(inner, shards, names)
-    live = LiveState(manifest, shards, inner, model, {}, world.rank, world.layout)
-    live.regions[GRAD] = Region(owned_parts(inner, "grad_data", shards))
-    live.windows = tuple(_windows(live, names))
+    _check_buffers(chain, shards, names)
+    live = LiveState(manifest, shards, chain, model, {}, world.rank, world.layout)
+    live.regions[GRAD] = Region(owned_parts(chain, "grad_data", shards))
+    live.owned = tuple(_owned(live, names))
     live.regions[MASTER] = _adopt_masters(live)
     for kind in live.moments:
         _adopt_moment(live, kind)
@@ -202,9 +178,10 @@ def local_names(model: Any, manifest: Manifest, world: MegatronWorld) -> dict[to
     return {parameter: local.spec.name for local, (_, parameter) in zip(expected, actual, strict=True)}
 
 
-def _check_buffer(inner: DistributedOptimizer, shards: RankShards, names: dict[torch.nn.Parameter, str]) -> None:
+def _check_buffers(chain: OptimizerChain, shards: RankShards, names: dict[torch.nn.Parameter, str]) -> None:
     """Every bucket, and every range that this rank owns by Megatron, must equal the layout function's."""
-    per_bucket = [bucket for buffer in inner.gbuf_ranges for ranges in buffer.values() for bucket in ranges]
+    of_buffers = [buffer for part in chain.parts for buffer in part.gbuf_ranges]
+    per_bucket = [bucket for buffer in of_buffers for ranges in buffer.values() for bucket in ranges]
     buckets = [
         (
             bucket.numel_unpadded,
@@ -212,7 +189,7 @@ def _check_buffer(inner: DistributedOptimizer, shards: RankShards, names: dict[t
             dtype_name(buffer.param_dtype),
             dtype_name(buffer.grad_dtype),
         )
-        for buffer in inner.buffers
+        for buffer in chain.buffers
         for bucket in buffer.buckets
     ]
     wanted = [
@@ -257,26 +234,26 @@ def _adopt_masters(live: LiveState) -> Region:
         parts.append(own[at : at + weights.numel()])
         at += weights.numel()
     region, memory = Region(parts), own.untyped_storage()._cdata
-    for main, window in live.windows:
+    for main, window, _ in live.owned:
         if region.piece_at(window.start).tensor.untyped_storage()._cdata == memory:
             _rehome(main, region.window(window.start, window.stop))
     return region
 
 
-def _windows(live: LiveState, names: dict[torch.nn.Parameter, str]) -> Iterator[tuple[torch.nn.Parameter, slice]]:
-    """Each optimizer parameter of which this rank owns a part, and that part's slice of the regions."""
-    inner = live.optimizer
+def model_and_main(part: DistributedOptimizer) -> Iterator[tuple[torch.nn.Parameter, torch.nn.Parameter]]:
+    """Each parameter of the model of which this rank owns elements, and the optimizer's own parameter of those."""
+    of_16_bits = zip(part.model_float16_groups, part.shard_fp32_from_float16_groups, strict=True)
+    of_32_bits = zip(part.model_fp32_groups, part.shard_fp32_groups, strict=True)
+    for group, mains in (*of_16_bits, *of_32_bits):
+        yield from zip(group, mains, strict=True)
+
+
+def _owned(live: LiveState, names: dict[torch.nn.Parameter, str]) -> Iterator[OwnedParameter]:
     offsets = {entry.name: entry for entry in live.shards.parameters}
-    pairs = (
-        (inner.model_float16_groups, inner.shard_fp32_from_float16_groups),
-        (inner.model_fp32_groups, inner.shard_fp32_groups),
-    )
-    for model_groups, shard_groups in pairs:
-        for model_group, shard_group in zip(model_groups, shard_groups, strict=True):
-            for parameter, shard in zip(model_group, shard_group, strict=True):
-                entry = offsets[names[parameter]]
-                size = entry.param_stop - entry.param_start
-                yield shard, slice(entry.region_offset, entry.region_offset + size)
+    for part in live.optimizer.parts:
+        for parameter, main in model_and_main(part):
+            entry = offsets[names[parameter]]
+            yield OwnedParameter(main, slice(entry.region_offset, entry.region_offset + entry.numel), part)
 
 
 def _rehome(tensor: torch.Tensor, window: torch.Tensor) -> None:
@@ -288,10 +265,10 @@ def _rehome(tensor: torch.Tensor, window: torch.Tensor) -> None:
 def _adopt_moment(live: LiveState, kind: str) -> None:
     """Move one moment into a flat region. If the optimizer never stepped, the region exists but is not used yet."""
     flat = live.regions[kind] = _flat(live)
-    state = live.optimizer.optimizer.state
-    for shard, window in live.windows:
-        if kind in state.get(shard, {}):
-            _rehome(state[shard][kind], flat.window(window.start, window.stop))
+    for main, window, part in live.owned:
+        kept = part.optimizer.state.get(main, {})
+        if kind in kept:
+            _rehome(kept[kind], flat.window(window.start, window.stop))
 
 
 def attach_moments(live: LiveState, scalars: Mapping[str, Any]) -> None:
@@ -301,13 +278,12 @@ def attach_moments(live: LiveState, scalars: Mapping[str, Any]) -> None:
     """
     live.settled = True
     regions = {kind: live.regions[kind] for kind in live.moments}
-    kept = form_of(live.optimizer.optimizer).scalars
-    for shard, window in live.windows:
-        state = live.optimizer.optimizer.state[shard]
+    form = live.optimizer.form.scalars
+    for owned in live.owned:
         for kind, region in regions.items():
-            state[kind] = region.window(window.start, window.stop)
+            owned.kept[kind] = region.window(owned.window.start, owned.window.stop)
         for name, value in scalars.items():
-            state[name] = as_kept(kept, name, value)
+            owned.kept[name] = as_kept(form, name, value)
 
 
 def settle_moments(live: LiveState) -> None:
@@ -323,7 +299,7 @@ def element_scalars(live: LiveState) -> dict[str, Any]:
     """
     moments = set(live.moments)
     kept: dict[str, list[Any]] = {}
-    for state in live.optimizer.optimizer.state.values():
+    for state in (kept for inner in live.optimizer.inner for kept in inner.state.values()):
         for name, value in state.items():
             if name not in moments:
                 kept.setdefault(name, []).append(value)
@@ -343,25 +319,13 @@ def _read(values: list[Any]) -> list[Any]:
     return [float(value) if torch.is_tensor(value) else value for value in values]
 
 
-def has_stepped(live: LiveState) -> bool:
-    """Whether the moments exist. The first optimizer step creates them."""
-    return bool(live.optimizer.optimizer.state)
-
-
-def probe_scalars(optimizer: DistributedOptimizer) -> dict[str, Any]:
-    """What the optimizer's class keeps per parameter besides moments, with its values before the first step."""
-    kept = form_of(optimizer.optimizer).scalars
-    return {name: 0.0 if torch.is_tensor(value) else value for name, value in kept.items()}
-
-
 def readopt_moments(live: LiveState) -> None:
     """Move the moments back into the regions after something replaced the optimizer's tensors (content kept)."""
     live.settled = True
-    state = live.optimizer.optimizer.state
     for kind in live.moments:
         region = live.regions[kind]
-        for shard, window in live.windows:
-            _rehome(state[shard][kind], region.window(window.start, window.stop))
+        for owned in live.owned:
+            _rehome(owned.kept[kind], region.window(owned.window.start, owned.window.stop))
 
 
 def fill_initial(live: LiveState, initial: Callable[[ParameterSpec, torch.Generator], torch.Tensor], seed: int) -> None:

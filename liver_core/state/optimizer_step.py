@@ -16,8 +16,8 @@ from megatron.core.utils import local_multi_tensor_l2_norm
 
 from liver_core.device import read
 from liver_core.same_value import same_value
-from liver_core.state.megatron_optimizer import distributed_optimizer
-from liver_core.state.step_counts import UnsupportedState, counts_of, form_of, set_counts, step_and_count
+from liver_core.state.optimizer_chain import OptimizerChain, optimizer_chain
+from liver_core.state.step_counts import UnsupportedState, counts_of, set_counts
 
 if TYPE_CHECKING:
     from liver_core.training.job import TrainState
@@ -28,10 +28,13 @@ def start_norm(state: TrainState) -> torch.Tensor:
 
     Megatron's `get_grad_norm` up to where it reads this number, without a wait of the host. Gradients do not change.
     """
-    optimizer = distributed_optimizer(state.optimizer)
-    optimizer.prepare_grads()
-    squared = _local_norm(optimizer.get_main_grads_for_grad_norm(), optimizer.buffers[0].grad_data.device) ** 2.0
-    dist.all_reduce(squared, group=optimizer.get_grad_stats_parallel_group())
+    chain = optimizer_chain(state.optimizer)
+    gradients: list[torch.Tensor] = []
+    for part in chain.parts:
+        part.prepare_grads()
+        gradients += part.get_main_grads_for_grad_norm()
+    squared = _local_norm(gradients, chain.buffers[0].grad_data.device) ** 2.0
+    dist.all_reduce(squared, group=chain.stats_group())
     return squared
 
 
@@ -62,11 +65,12 @@ def _local_norm(gradients: Sequence[torch.Tensor], device: torch.device) -> torc
 
 def apply_step(state: TrainState, grad_norm: float) -> None:
     """Clip by `grad_norm`, step the optimizer, gather the parameters, advance the schedule."""
-    optimizer = distributed_optimizer(state.optimizer)
-    optimizer.prepare_grads()
-    if optimizer.config.clip_grad > 0.0:
-        clip_grads.clip_grad_by_total_norm_fp32([*optimizer.get_parameters()], optimizer.config.clip_grad, grad_norm)
-    step_and_count(optimizer.optimizer, optimizer.step_with_ready_grads)
+    chain = optimizer_chain(state.optimizer)
+    for part in chain.parts:
+        part.prepare_grads()
+        if part.config.clip_grad > 0.0:
+            clip_grads.clip_grad_by_total_norm_fp32([*part.get_parameters()], part.config.clip_grad, grad_norm)
+    chain.step()
     _gather_in_next_forward(state)
     if state.scheduler is not None:
         state.scheduler.step(increment=1)
@@ -74,22 +78,21 @@ def apply_step(state: TrainState, grad_norm: float) -> None:
 
 def release_gradients(state: TrainState) -> None:
     """After the step of another world: free what a norm made of gradients that are not fp32, a copy of all of them."""
-    optimizer = distributed_optimizer(state.optimizer)
-    if any(buffer.grad_dtype != torch.float32 for buffer in optimizer.buffers):
-        optimizer.zero_grad()
+    if any(buffer.grad_dtype != torch.float32 for buffer in optimizer_chain(state.optimizer).buffers):
+        state.optimizer.zero_grad()
 
 
 def learning_rate(state: TrainState) -> float | None:
     """Of the first parameter group, as the next optimizer step uses it; None on a rank without any group."""
-    groups = distributed_optimizer(state.optimizer).optimizer.param_groups
+    groups = optimizer_chain(state.optimizer).groups
     return float(groups[0]["lr"]) if groups else None
 
 
 def refresh_weights(state: TrainState) -> None:
     """Rebuild the model weights from the masters: copy each shard, then gather over data-parallel ranks."""
-    optimizer = distributed_optimizer(state.optimizer)
     with torch.no_grad():
-        optimizer._copy_main_params_to_model_params()
+        for part in optimizer_chain(state.optimizer).parts:
+            part._copy_main_params_to_model_params()
         state.model.start_param_sync(force_sync=True)
 
 
@@ -108,27 +111,27 @@ def _gather_in_next_forward(state: TrainState) -> None:
     Megatron does so by itself, unless something (a checkpoint, the start of a world) gathered between the reduction of
     the gradients and the step. Then Megatron's flag would still mark the weights from before the step as gathered.
     """
-    for group in state.model.bucket_groups:
+    for group in (*state.model.bucket_groups, *state.model.expert_parallel_bucket_groups):
         group.param_gather_dispatched = False
 
 
 # Megatron puts `step` into groups also where the class does not count there: when it loads a checkpoint.
 _NOT_CONTENT = ("params", "lr", "weight_decay", "step")
-_BY_LAYOUT = "is_expert_parallel"
+BY_LAYOUT = "is_expert_parallel"
 """Whether a group's parameters are cut over experts: with EP1 none is."""
 
 
 def hyper_parameters(state: TrainState) -> list[dict[str, Any]]:
     """Learning rate and weight decay of each parameter group, keyed by the group's content, not by its index; and, of
     a class that counts in its groups, these `counts`. By key, and groups of one key once."""
-    return group_values(distributed_optimizer(state.optimizer).optimizer)
+    return group_values(optimizer_chain(state.optimizer))
 
 
-def group_values(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """`hyper_parameters` of Megatron's inner optimizer. Raises UnsupportedState where two groups of one key differ."""
-    counted = form_of(optimizer).counted
+def group_values(chain: OptimizerChain) -> list[dict[str, Any]]:
+    """`hyper_parameters` of a rank's optimizers. Raises UnsupportedState where two groups of one key differ."""
+    counted = chain.form.counted
     found: dict[str, dict[str, Any]] = {}
-    for group in optimizer.param_groups:
+    for group in chain.groups:
         key = group_key(group, counted)
         value = {"key": key, "lr": group["lr"], "weight_decay": group["weight_decay"]}
         value |= {"counts": counts_of(group, counted)} if counted else {}
@@ -140,9 +143,9 @@ def group_values(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 def set_hyper_parameters(state: TrainState, groups: list[dict[str, Any]]) -> None:
     """Set learning rate, weight decay and counts. Raises KeyError naming a group that the other world did not have."""
     known = {everywhere(group["key"]): group for group in groups}
-    optimizer = distributed_optimizer(state.optimizer).optimizer
-    counted = form_of(optimizer).counted
-    for group in optimizer.param_groups:
+    chain = optimizer_chain(state.optimizer)
+    counted = chain.form.counted
+    for group in chain.groups:
         key = group_key(group, counted)
         if key not in known:
             raise KeyError(f"no hyper-parameters for the parameter group {key}; the other world had {sorted(known)}")
@@ -153,10 +156,10 @@ def set_hyper_parameters(state: TrainState, groups: list[dict[str, Any]]) -> Non
 def group_key(group: Mapping[str, Any], counted: Collection[str]) -> str:
     """What a group is known by in every world: its settings, without what a schedule sets, a step changes or a layout
     decides."""
-    left_out = {*_NOT_CONTENT, _BY_LAYOUT, *counted}
+    left_out = {*_NOT_CONTENT, BY_LAYOUT, *counted}
     return ";".join(f"{key}={group[key]!r}" for key in sorted(group) if key not in left_out)
 
 
 def everywhere(key: str) -> str:
     """The key of a group from a checkpoint of an older release, which said where the layout had put it."""
-    return ";".join(part for part in key.split(";") if not part.startswith(f"{_BY_LAYOUT}="))
+    return ";".join(part for part in key.split(";") if not part.startswith(f"{BY_LAYOUT}="))

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +16,7 @@ from liver_core.device.region import Piece
 from liver_core.state.live_state import LiveState
 from liver_core.state.megatron_optimizer import MASTER
 from liver_core.state.optimizer_step import group_key
-from liver_core.state.step_counts import UnsupportedState, counts_of, form_of
+from liver_core.state.step_counts import OptimizerForm, UnsupportedState, counts_of
 from liver_core.streaming.header import StepHeader
 from liver_core.streaming.window_step import Clip, GroupSpan, Replayer, StepRule
 
@@ -32,12 +32,14 @@ def clip(parameters: list[torch.nn.Parameter], limit: float, norm: float) -> Non
     clip_grad_by_total_norm_fp32([*parameters], limit, norm)
 
 
-def step_rule(optimizer: torch.optim.Optimizer, moments: tuple[str, ...], *, clip: Clip = clip) -> StepRule:
-    """The job's optimizer class and settings, from its live inner optimizer."""
-    groups = tuple({key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups)
-    form = form_of(optimizer)
+def step_rule(
+    optimizers: Sequence[torch.optim.Optimizer], form: OptimizerForm, moments: tuple[str, ...], *, clip: Clip = clip
+) -> StepRule:
+    """The job's optimizer class and settings, from its live inner optimizers and what a step of them changes."""
+    of_all = (group for optimizer in optimizers for group in optimizer.param_groups)
+    groups = tuple({key: value for key, value in group.items() if key != "params"} for group in of_all)
     return StepRule(
-        type(optimizer),
+        type(optimizers[0]),
         groups,
         tuple(group_key(group, form.counted) for group in groups),
         moments,
@@ -50,7 +52,7 @@ def step_rule(optimizer: torch.optim.Optimizer, moments: tuple[str, ...], *, cli
 def replayer(live: LiveState, *, window_elements: int) -> Replayer:
     """A replayer over a world's regions, on the device or in host memory. Raises UnsupportedState if a parameter lies
     in no region."""
-    rule = step_rule(live.optimizer.optimizer, live.moments)
+    rule = step_rule(live.optimizer.inner, live.optimizer.form, live.moments)
     return Replayer(
         rule,
         live.regions,
@@ -64,9 +66,9 @@ def replayer(live: LiveState, *, window_elements: int) -> Replayer:
 def _places(live: LiveState) -> list[GroupSpan]:
     """Each optimizer parameter's place in the regions and its group, checked against the layout function."""
     masters = live.homes.get(MASTER, live.regions[MASTER])
-    windows = {id(parameter): window for parameter, window in live.windows}
+    windows = {id(owned.main): owned.window for owned in live.owned}
     found = []
-    for number, group in enumerate(live.optimizer.optimizer.param_groups):
+    for number, group in enumerate(live.optimizer.groups):
         for parameter in group["params"]:
             window = windows.get(id(parameter))
             if window is None or not _lies_at(masters.piece_at(window.start), window.start, parameter):
@@ -90,7 +92,7 @@ def check_replay(live: LiveState) -> None:
     Raises UnsupportedState naming class, settings and first difference. Draws its numbers from a generator of its own.
     Runs once per process for each optimizer class, settings and device. Rates change every step and are left out.
     """
-    rule, device = step_rule(live.optimizer.optimizer, live.moments), live.device
+    rule, device = step_rule(live.optimizer.inner, live.optimizer.form, live.moments), live.device
     passed = (rule.optimizer, rule.keys, tuple(sorted(rule.attributes.items())), device)
     if passed not in _PASSED:
         check_rule(rule, device)

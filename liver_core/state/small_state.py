@@ -12,7 +12,7 @@ from typing import Any
 
 from liver_core.certificate import MASK, CertificatePlan
 from liver_core.state.live_state import LiveState
-from liver_core.state.megatron_optimizer import attach_moments, element_scalars, has_stepped
+from liver_core.state.megatron_optimizer import attach_moments, element_scalars
 from liver_core.state.optimizer_step import (
     everywhere,
     group_key,
@@ -20,7 +20,7 @@ from liver_core.state.optimizer_step import (
     hyper_parameters,
     set_hyper_parameters,
 )
-from liver_core.state.step_counts import digest_of, form_of
+from liver_core.state.step_counts import digest_of
 from liver_core.training.cursor import DataCursor
 from liver_core.training.job import TrainingJob, TrainState
 from liver_core.worlds.megatron import MegatronWorld, seed_streams
@@ -44,7 +44,7 @@ def collect(job: TrainingJob, state: TrainState, live: LiveState, progress: Trai
         "scheduler": None if state.scheduler is None else state.scheduler.state_dict(),
         "hyper_parameters": hyper_parameters(state),
         "element_scalars": element_scalars(live),
-        "stepped": has_stepped(live),
+        "stepped": live.optimizer.has_stepped,
         "job": dict(job.small_state(state)),
     }
 
@@ -55,7 +55,7 @@ def install(
     """Set the small state of a world that already has masters and moments. Returns how far the job is."""
     # Not every optimizer counts: momentum alone is state too. Checkpoints from before this was kept have counts.
     stepped = small.get("stepped", bool(small["element_scalars"]))
-    if stepped and not has_stepped(live):
+    if stepped and not live.optimizer.has_stepped:
         attach_moments(live, small["element_scalars"])
     if state.scheduler is not None and small["scheduler"] is not None:
         if hasattr(state.scheduler, "num_steps"):
@@ -72,9 +72,9 @@ def install(
 def optimizer_counts(live: LiveState) -> dict[str, Any]:
     """What `collect` says of this rank's optimizer: the part of the small state that is under the certificate."""
     return {
-        "hyper_parameters": group_values(live.optimizer.optimizer),
+        "hyper_parameters": group_values(live.optimizer),
         "element_scalars": element_scalars(live),
-        "stepped": has_stepped(live),
+        "stepped": live.optimizer.has_stepped,
     }
 
 
@@ -84,15 +84,14 @@ def count_sums(live: LiveState, plan: CertificatePlan, small: Mapping[str, Any])
 
     A source adds its own counts (`optimizer_counts`), a target those that it will install.
     """
-    optimizer = live.optimizer.optimizer
-    counted = form_of(optimizer).counted
+    counted = live.optimizer.form.counted
     counts = {everywhere(group["key"]): group.get("counts", {}) for group in small["hyper_parameters"]}
     beside = [small["element_scalars"], small["stepped"]]
     places = {part.region_offset: part.name for part in live.shards.parameters if part.numel}
-    names = {id(parameter): places[window.start] for parameter, window in live.windows}
+    names = {id(owned.main): places[owned.window.start] for owned in live.owned}
     digests = {
         names[id(parameter)]: digest
-        for group in optimizer.param_groups
+        for group in live.optimizer.groups
         for digest in [digest_of([counts.get(group_key(group, counted)), *beside])]
         for parameter in group["params"]
     }

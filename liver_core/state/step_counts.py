@@ -30,11 +30,13 @@ class UnsupportedState(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class OptimizerForm:
     """`state`: what the class keeps for a parameter of PROBE_ELEMENTS elements, after one step. `counted`: the names of
-    the plain values of a group that a step changes. `attributes`: plain settings that the optimizer has on itself."""
+    the plain values of a group that a step changes. `attributes`: plain settings that the optimizer has on itself.
+    `device`: of its parameters."""
 
     state: Mapping[str, Any]
     counted: tuple[str, ...]
     attributes: Mapping[str, Any]
+    device: torch.device
 
     @property
     def moments(self) -> tuple[str, ...]:
@@ -63,11 +65,12 @@ def form_of(optimizer: torch.optim.Optimizer) -> OptimizerForm:
 
 def _probed(optimizer: torch.optim.Optimizer) -> OptimizerForm:
     groups = [group for group in optimizer.param_groups if group["params"]]
-    attributes = _attributes_apart(optimizer, groups[0]) if groups else {}
+    device = groups[0]["params"][0].device if groups else torch.device("cpu")
+    attributes = _attributes_apart(optimizer, groups[0], device) if groups else {}
     state: dict[str, Any] = {}
     counted: set[str] = set()
     for group in groups:
-        probe = _probe(optimizer, group, attributes)
+        probe = _probe(optimizer, group, attributes, device)
         own = _attributes(probe)
         # What a first step makes, a second one counts on.
         for _ in range(2):
@@ -80,14 +83,13 @@ def _probed(optimizer: torch.optim.Optimizer) -> OptimizerForm:
                 f"optimizer {type(optimizer).__name__}: a step changes {', '.join(named)} of the optimizer itself, "
                 "which no other world would know; keep it in the parameter groups"
             )
-    return OptimizerForm(state, tuple(sorted(counted)), attributes)
+    return OptimizerForm(state, tuple(sorted(counted)), attributes, device)
 
 
 def _probe(
-    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], attributes: Mapping[str, Any], device: Any = None
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], attributes: Mapping[str, Any], device: torch.device
 ) -> Any:
-    """An optimizer like the job's over one tiny parameter, with the settings of `group`, beside its parameters."""
-    device = group["params"][0].device if device is None else device
+    """An optimizer like the job's over one tiny parameter, with the settings of `group`."""
     parameter = torch.nn.Parameter(torch.zeros(PROBE_ELEMENTS, device=device))
     parameter.grad = torch.ones(PROBE_ELEMENTS, device=device)
     settings = {name: value for name, value in group.items() if name != "params"}
@@ -98,10 +100,12 @@ def _probe(
     return made
 
 
-def _attributes_apart(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
+def _attributes_apart(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], device: torch.device
+) -> dict[str, Any]:
     """Fused optimizers keep settings (`adam_w_mode`) on themselves that no group has: those that one made of the groups
     alone has otherwise. Not what a step sets, which is no setting."""
-    bare = _probe(optimizer, group, {})
+    bare = _probe(optimizer, group, {}, device)
     before = _attributes(bare)
     bare.step()
     after = _attributes(bare)
@@ -159,31 +163,38 @@ def set_counts(group: dict[str, Any], counts: Mapping[str, Any], counted: Iterab
     group.update(counts)
 
 
-def step_and_count(optimizer: torch.optim.Optimizer, step: Callable[[], object]) -> None:
-    """Make one step by `step`, and have the groups of which this rank owns nothing count it too.
+def step_and_count(
+    optimizers: Iterable[torch.optim.Optimizer], step: Callable[[], object], form: OptimizerForm
+) -> None:
+    """Make one step of all by `step`, and have the groups of which this rank owns nothing count it too.
 
     Fused optimizers skip a group without parameters. With many data-parallel ranks one may own matrices only. It would
     say of the norms' group that it never stepped, and it may be the one that speaks for its world.
     """
-    form = form_of(optimizer)
-    empty = [(number, group) for number, group in enumerate(optimizer.param_groups) if not group["params"]]
-    before = [counts_of(group, form.counted) for _, group in empty]
+    empty = [
+        (optimizer, number, counts_of(group, form.counted))
+        for optimizer in optimizers
+        for number, group in enumerate(optimizer.param_groups)
+        if form.counted and not group["params"]
+    ]
     step()
-    for (number, group), counts in zip(empty, before, strict=True):
-        if form.counted and counts_of(group, form.counted) == counts:
-            set_counts(group, _counted_on(optimizer, number, counts), form.counted)
+    for optimizer, number, counts in empty:
+        group = optimizer.param_groups[number]
+        if counts_of(group, form.counted) == counts:
+            set_counts(group, _counted_on(optimizer, number, counts, form), form.counted)
 
 
 _COUNTERS: WeakKeyDictionary[torch.optim.Optimizer, dict[int, torch.optim.Optimizer]] = WeakKeyDictionary()
 """For each group without parameters, an optimizer of the same class that counts for it."""
 
 
-def _counted_on(optimizer: torch.optim.Optimizer, number: int, counts: Mapping[str, Any]) -> dict[str, Any]:
+def _counted_on(
+    optimizer: torch.optim.Optimizer, number: int, counts: Mapping[str, Any], form: OptimizerForm
+) -> dict[str, Any]:
     """`counts` after one more step, by a step of the job's class."""
-    form, counters = form_of(optimizer), _COUNTERS.setdefault(optimizer, {})
+    counters = _COUNTERS.setdefault(optimizer, {})
     if number not in counters:
-        device = next(group["params"][0].device for group in optimizer.param_groups if group["params"])
-        counters[number] = _probe(optimizer, optimizer.param_groups[number], form.attributes, device)
+        counters[number] = _probe(optimizer, optimizer.param_groups[number], form.attributes, form.device)
     (group,) = counters[number].param_groups
     set_counts(group, counts, form.counted)
     counters[number].step()

@@ -23,7 +23,7 @@ from liver_core.state.built_state import tied_embeddings
 from liver_core.state.checkpoint import CheckpointError, check_ours, read_small_state
 from liver_core.state.checkpoint_damage import damage_of
 from liver_core.state.megatron_checkpoint import read_megatron_checkpoint
-from liver_core.state.megatron_optimizer import distributed_optimizer, has_stepped
+from liver_core.state.optimizer_chain import optimizer_chain
 from liver_core.state.replay_check import check_replay
 from liver_core.state.step_counts import UnsupportedState
 from liver_core.streaming.header import HeaderError
@@ -174,9 +174,9 @@ class JobTrial:
         return ok("builds beside a world that trains: without memory, without random numbers")
 
     def _optimizer(self) -> Finding:
-        inner = distributed_optimizer(self._world.state.optimizer)
-        kind = f"DistributedOptimizer over {type(inner.optimizer).__name__}"
-        buckets = len(inner.buffers[0].buckets)
+        chain = optimizer_chain(self._world.state.optimizer)
+        kind = f"DistributedOptimizer over {type(chain.inner[0]).__name__}"
+        buckets = sum(len(buffer.buckets) for buffer in chain.buffers)
         return ok(f"{kind}, {buckets} gradient bucket{'s' if buckets > 1 else ''}")
 
     def _parameters(self) -> Finding:
@@ -286,7 +286,7 @@ class JobTrial:
         result = self._world.gradients()
         if not isinstance(result, StepResult):
             return missing(f"step: returned a {type(result).__name__}; it must return a StepResult")
-        if has_stepped(self._world.live) or not torch.equal(before, self._world.weights()):
+        if self._world.live.optimizer.has_stepped or not torch.equal(before, self._world.weights()):
             return missing("step: it steps the optimizer or changes weights; the loop does the optimizer step")
         if result.loss_count != len(batches):
             return missing(

@@ -22,6 +22,7 @@ from liver_core.state.buckets import bucket_rule
 from liver_core.state.built_state import check_built
 from liver_core.state.checkpoint import load_checkpoint, snapshot, write
 from liver_core.state.live_state import LiveState, allocate, free, state_kinds
+from liver_core.state.optimizer_chain import discover_kinds, optimizer_chain
 from liver_core.state.optimizer_step import apply_step, measure_gradients, refresh_weights
 from liver_core.state.small_state import TrainingProgress, collect, install, reseed
 from liver_core.training.cursor import DataCursor, chained, digest_part
@@ -98,11 +99,11 @@ class TrialWorld:
 
     def describe(self) -> Manifest:
         """The manifest of the whole job, of what its stages say of themselves."""
-        optimizer = megatron.distributed_optimizer(self.state.optimizer)
+        chain = optimizer_chain(self.state.optimizer)
         parts: list[Any] = [None] * self.world.layout.pp
         mine = megatron.describe_parameters(self.state.model, self.world)
         dist.all_gather_object(parts, mine, group=self.world.collection.pp)
-        kinds, rule = megatron.discover_kinds(optimizer), bucket_rule(optimizer)
+        kinds, rule = discover_kinds(chain), bucket_rule(chain)
         return megatron.merge_manifest(parts, self.state.config.num_layers, kinds, rule)
 
     def lay_out(self, manifest: Manifest) -> None:

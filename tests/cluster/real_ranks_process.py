@@ -413,7 +413,7 @@ class Recorder:
 
         active = self.loop.active
         record = self._keep("switched", active.world, active.live, {})
-        if active.live.optimizer.optimizer.state:
+        if active.live.optimizer.has_stepped:
             record["small"] = collect(self.loop.job, active.state, active.live, self.loop.progress)
             record["megatron"] = megatron_state(active.state)
 
@@ -537,14 +537,15 @@ def local_weights(state: Any) -> dict[str, Any]:
 
 def megatron_state(state: Any) -> dict[str, dict[str, Any]]:
     """Local parameter name -> what Megatron's optimizer holds of it on this rank, asked of Megatron alone."""
-    from liver_core.state.megatron_optimizer import distributed_optimizer, unwrapped
+    from liver_core.state.megatron_optimizer import unwrapped
+    from liver_core.state.optimizer_chain import optimizer_chain
 
-    optimizer = distributed_optimizer(state.optimizer)
-    held = {}
+    parts, held = optimizer_chain(state.optimizer).parts, {}
     for name, parameter in unwrapped(state.model).named_parameters():
-        if parameter in optimizer.model_param_group_index_map:
-            tensors = optimizer._get_main_param_and_optimizer_states(parameter)
-            held[name] = {kind: on_host(value) for kind, value in tensors.items()}
+        for part in parts:
+            if parameter in part.model_param_group_index_map:
+                tensors = part._get_main_param_and_optimizer_states(parameter)
+                held[name] = {kind: on_host(value) for kind, value in tensors.items()}
     return held
 
 

@@ -6,7 +6,6 @@ It sees everything at once, which no party of the real protocol can. A violation
 from __future__ import annotations
 
 from functools import partial
-from math import inf
 from typing import TYPE_CHECKING
 
 from agent.protocol import handoff_ends
@@ -95,7 +94,7 @@ class Truth(Observer):
         self.led: dict[str, str] = {}  # each handoff that has ended for its lead -> that
         self.untold: dict[str, float] = {}  # since when its lead may tell that
         self.anyway: set[str] = set()  # those that a fault has opened
-        self.absent: dict[Member, tuple[float, float]] = {}  # since when it had no agent last, and until when
+        self.absent: dict[Member, list[tuple[float, float]]] = {}  # since when it had no agent, and until when
         self.told: dict[Member, Order] = {}  # the newest revision that each rank was told of
         self.behind: dict[Member, float] = {}  # since when it holds an older one, though it may take it
         self.stream_failures: dict[int, str] = {}  # generation of the source -> why the live rung failed there
@@ -133,8 +132,9 @@ class Truth(Observer):
         self.notices.look()
         for agent in self.simulation.agents.values():
             if not agent.is_going:
-                began, ended = self.absent.get(agent.member, (0.0, -inf))
-                self.absent[agent.member] = began if ended > now - 2 * LOOK_S else now, now
+                times = self.absent.setdefault(agent.member, [])
+                began = times.pop()[0] if times and times[-1][1] > now - 2 * LOOK_S else now
+                times.append((began, now))
             self._gives_up_in_time(agent)
             if agent.rank is not None and agent.rank.alive:
                 self._takes_up_revisions(agent.rank)
@@ -152,7 +152,7 @@ class Truth(Observer):
 
     def _gives_up_in_time(self, agent: Agent) -> None:
         """Nobody is bound before the boundary for long after the deadline, whether the lead says so or not."""
-        order, (_, back_at) = agent.participant.record.order, self.absent.get(agent.member, (0.0, 0.0))
+        order, (_, back_at) = agent.participant.record.order, self.absent.get(agent.member, [(0.0, 0.0)])[-1]
         waits = agent.is_going and order is not None and agent.participant.state in BOUND
         if not waits or order is None or self.simulation.clock.now - back_at < GIVES_UP_WITHIN_S:
             return
@@ -328,8 +328,7 @@ class Truth(Observer):
 
     def _was_away(self, member: Member, since: float) -> bool:
         """Whether it had no agent when it could have been told, or for long enough after."""
-        began, ended = self.absent.get(member, (inf, -inf))
-        return began < since + 2.0 and ended > since
+        return any(began < since + 2.0 and ended > since for began, ended in self.absent.get(member, ()))
 
     def fell(self, rank: RankInPause, order: Order) -> None:
         """`rank` can go on in no world. After a rescue has released its leavers, only a second failure may bring it so

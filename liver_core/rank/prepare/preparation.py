@@ -40,12 +40,10 @@ from liver_core.state.megatron_optimizer import (
     StateMismatch,
     adopt,
     describe_parameters,
-    discover_kinds,
-    distributed_optimizer,
     fill_initial,
     merge_manifest,
 )
-from liver_core.state.step_counts import form_of
+from liver_core.state.optimizer_chain import discover_kinds, optimizer_chain
 from liver_core.steady_clock import PROCESS_CLOCK
 from liver_core.streaming.counters import UnorderedStores
 from liver_core.streaming.ring import BEFORE_ANY, SourceRing
@@ -407,16 +405,15 @@ class Preparation:
             tuple(from_json(ParameterSpec, spec) for spec in made.exchange.wait(f"parameters/{rank}", self.deadline))
             for rank in stages
         ]
-        optimizer = distributed_optimizer(made.state.optimizer)
-        kinds = discover_kinds(optimizer)
-        return merge_manifest(parts, made.state.config.num_layers, kinds, bucket_rule(optimizer))
+        chain = optimizer_chain(made.state.optimizer)
+        return merge_manifest(parts, made.state.config.num_layers, discover_kinds(chain), bucket_rule(chain))
 
     def _lay_out(self, made: NextWorld) -> None:
         """Regions over the new structure, then their memory, on the device or in that of the host."""
         assert made.world is not None and made.state is not None and made.manifest is not None
         with released():
             made.live = adopt(made.state.model, made.state.optimizer, made.manifest, made.world)
-        form_of(made.live.optimizer.optimizer)  # Found beside training, so that the pause need not.
+        assert made.live.optimizer.form  # Found beside training, so that the pause need not.
         if self.request.source is not None and made.live.device_bytes != made.placement.world_bytes:
             text = f"{made.live.device_bytes} bytes on the device, estimated were {made.placement.world_bytes}"
             raise StateMismatch(f"next world of rank {made.target_rank}: {text}")

@@ -20,7 +20,7 @@ from liver_core.device.threads import background
 from liver_core.memory.memory_placement import GRAD
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.state.live_state import LiveState, state_kinds
-from liver_core.state.megatron_optimizer import distributed_optimizer, element_scalars, has_stepped
+from liver_core.state.megatron_optimizer import element_scalars
 from liver_core.state.optimizer_step import hyper_parameters
 from liver_core.state.small_state import count_sums, optimizer_counts
 from liver_core.streaming.header import StepHeader
@@ -114,14 +114,13 @@ class SourceStream:
 
     def _publish(self, active: ActiveWorld, version: int, norm: float, steps: Sequence[float]) -> None:
         self._learn_usual_step(steps)
-        optimizer = distributed_optimizer(active.state.optimizer)
         header = StepHeader(
             version=version,
             norm=norm,
-            clip=optimizer.config.clip_grad,
+            clip=active.live.optimizer.config.clip_grad,
             groups=tuple(hyper_parameters(active.state)),
             scalars=element_scalars(active.live),
-            stepped=has_stepped(active.live),
+            stepped=active.live.optimizer.has_stepped,
             step_s=steps[-1] if steps else 0.0,
             usual_step_s=self._usual_step_s,
         )

@@ -224,7 +224,7 @@ def devices(active: ActiveWorld, ring: SourceRing | None = None) -> dict[str, li
         return sorted({str(tensor.device) for tensor in tensors if tensor is not None})
 
     model, live = unwrapped(active.state.model), active.live
-    moments = [value for state in live.optimizer.optimizer.state.values() for value in state.values()]
+    moments = [value for owned in live.owned for value in owned.kept.values()]
     return {
         "parameters": of(model.parameters()),
         "buffers": of(model.buffers()),

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: there are n
 from liver_core.device.region import Region  # noqa: E402
 from liver_core.layout import BucketRule, Manifest, ParallelLayout, shard_ranges  # noqa: E402
 from liver_core.state.buckets import bucket_rule, owned_parts  # noqa: E402
+from liver_core.state.optimizer_chain import OptimizerChain  # noqa: E402
 from tests.liver_core.layout.models import KINDS, spec  # noqa: E402
 
 
@@ -19,6 +20,11 @@ def manifest(elements_max: int | None, sizes: tuple[int, ...] = (100,) * 5) -> M
     return Manifest(parameters, 1, KINDS, BucketRule(elements_max=elements_max))
 
 
+def chain(**part: Any) -> OptimizerChain:
+    made: Any = SimpleNamespace(**part)
+    return OptimizerChain(None, (made,))
+
+
 def world(dp: int, rank: int, held: Manifest) -> list[Any]:
     """A rank's parts of a buffer whose elements are numbered."""
     shards = shard_ranges(held, ParallelLayout(dp=dp), rank)
@@ -26,7 +32,7 @@ def world(dp: int, rank: int, held: Manifest) -> list[Any]:
     for bucket in shards.buckets:
         buckets.append(SimpleNamespace(grad_data=buffer[start : start + bucket.padded_numel]))
         start += bucket.padded_numel
-    return owned_parts(SimpleNamespace(buffers=[SimpleNamespace(buckets=buckets)]), "grad_data", shards)
+    return owned_parts(chain(buffers=[SimpleNamespace(buckets=buckets)]), "grad_data", shards)
 
 
 def test_a_rank_owns_its_share_of_every_bucket():
@@ -58,6 +64,6 @@ def test_parts_that_follow_each_other_in_memory_are_one_piece(dp: int, elements_
 def test_the_rule_of_a_live_optimizer_holds_for_other_layouts_too(size: int | None, dp: int, expected: BucketRule):
     config = SimpleNamespace(bucket_size=size, pad_buckets_for_high_nccl_busbw=False)
     chunk = SimpleNamespace(dp_group=SimpleNamespace(size=lambda: dp))
-    rule = bucket_rule(SimpleNamespace(ddp_config=config, model_chunks=[chunk]))
+    rule = bucket_rule(chain(ddp_config=config, model_chunks=[chunk]))
     assert rule == expected
     assert rule.elements_max_at(dp) == size

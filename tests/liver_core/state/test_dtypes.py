@@ -32,6 +32,7 @@ def _adopted(rank: int, port: int, corpus: str) -> dict[str, Any]:
     from liver_core.layout import BucketRule, Member, ParallelLayout, Roster, StateKind, shards
     from liver_core.memory.memory_placement import areas
     from liver_core.state import megatron_optimizer as megatron
+    from liver_core.state.optimizer_chain import discover_kinds, optimizer_chain
     from liver_core.worlds.groups import connect_store
     from liver_core.worlds.megatron import activate, bring_up, building
     from tests.cluster.real_ranks_process import make_job
@@ -43,9 +44,9 @@ def _adopted(rank: int, port: int, corpus: str) -> dict[str, Any]:
     activate(world)
     with building(world):
         state = job.build(world)
-    optimizer = megatron.distributed_optimizer(state.optimizer)
+    optimizer = optimizer_chain(state.optimizer)
     parts = [megatron.describe_parameters(state.model, world)]
-    held = megatron.merge_manifest(parts, 2, megatron.discover_kinds(optimizer), BucketRule())
+    held = megatron.merge_manifest(parts, 2, discover_kinds(optimizer), BucketRule())
 
     def refusal(manifest: Any) -> str:
         try:

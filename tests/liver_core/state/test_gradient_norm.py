@@ -42,6 +42,7 @@ def _norms(rank: int, port: int, shapes: dict[str, list[tuple[int, ...]]], on_la
     from liver_core.device import read
     from liver_core.handoff.messages import StoreAddress
     from liver_core.state import optimizer_step
+    from liver_core.state.optimizer_chain import OptimizerChain
     from liver_core.worlds.groups import connect_store, make_group
 
     store = connect_store(StoreAddress("127.0.0.1", port), timeout_s=30)
@@ -50,14 +51,18 @@ def _norms(rank: int, port: int, shapes: dict[str, list[tuple[int, ...]]], on_la
     for name, each in shapes.items():
         generator = torch.Generator().manual_seed(rank)
         gradients = [torch.randn(shape, generator=generator) * 1e-3 for shape in each] if on_last or rank == 0 else []
-        optimizer: Any = SimpleNamespace(
-            prepare_grads=lambda: False,
-            get_main_grads_for_grad_norm=lambda found=gradients: found,
-            get_grad_stats_parallel_group=lambda: group,
-            buffers=[SimpleNamespace(grad_data=torch.zeros(1))],
-        )
-        with mock.patch.object(optimizer_step, "distributed_optimizer", lambda made: made):
-            (squared,) = read(optimizer_step.start_norm(SimpleNamespace(optimizer=optimizer)))  # type: ignore[arg-type]
+        parts: list[Any] = [
+            SimpleNamespace(
+                prepare_grads=lambda: False,
+                get_main_grads_for_grad_norm=lambda found=of_part: found,
+                get_grad_stats_parallel_group=lambda: group,
+                buffers=[SimpleNamespace(grad_data=torch.zeros(1))],
+            )
+            for of_part in (gradients[:1], gradients[1:])
+        ]
+        chain = OptimizerChain(None, tuple(parts))
+        with mock.patch.object(optimizer_step, "optimizer_chain", lambda made: made):
+            (squared,) = read(optimizer_step.start_norm(SimpleNamespace(optimizer=chain)))  # type: ignore[arg-type]
         found[name] = (optimizer_step.norm_of(squared), get_grad_norm_fp32(gradients, grad_stats_parallel_group=group))
     return found
 

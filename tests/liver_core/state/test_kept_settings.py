@@ -69,7 +69,7 @@ def _go_on(arguments: dict[str, Any], jobs: dict[str, tuple[dict[str, Any], str]
 
     from liver_core.layout import ParallelLayout
     from liver_core.state.checkpoint import CheckpointError, check_ours
-    from liver_core.state.megatron_optimizer import distributed_optimizer
+    from liver_core.state.optimizer_chain import optimizer_chain
     from liver_core.state.optimizer_step import hyper_parameters
     from liver_core.training.gpt import GptJob
     from liver_core.trial.trial_world import TrialWorld
@@ -92,7 +92,7 @@ def _go_on(arguments: dict[str, Any], jobs: dict[str, tuple[dict[str, Any], str]
         return world
 
     def rates(world: TrialWorld) -> list[tuple[float, float]]:
-        groups = distributed_optimizer(world.state.optimizer).optimizer.param_groups
+        groups = optimizer_chain(world.state.optimizer).groups
         return [(group["lr"], group["weight_decay"]) for group in groups]
 
     def keys(world: TrialWorld) -> list[str]:

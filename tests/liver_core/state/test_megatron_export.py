@@ -313,8 +313,9 @@ def _load(state: Any, world: Any, folder: str) -> dict[str, Any]:
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.validation import StrictHandling
 
-    from liver_core.state.checkpoint import _load_optimizer
-    from liver_core.state.megatron_optimizer import distributed_optimizer, unwrapped
+    from liver_core.state.megatron_optimizer import unwrapped
+    from liver_core.state.optimizer_chain import optimizer_chain
+    from liver_core.state.optimizer_checkpoint import load_optimizer
     from tests.liver_core.rank.support.chain import step_without_gradients
 
     step_without_gradients(state)
@@ -325,7 +326,8 @@ def _load(state: Any, world: Any, folder: str) -> dict[str, Any]:
     wanted["optimizer"] = state.optimizer.sharded_state_dict(wanted, is_loading=True, metadata=metadata)
     loaded: Any = dist_checkpointing.load(wanted, iteration, strict=StrictHandling.RAISE_ALL)
     unwrapped(state.model).load_state_dict(loaded["model"])
-    _load_optimizer(distributed_optimizer(state.optimizer), loaded["optimizer"])
+    (part,) = optimizer_chain(state.optimizer).parts
+    load_optimizer(part, loaded["optimizer"])
     # Megatron's own training counts in samples, as the checkpoint does; a job may count its own schedule in steps.
     state.scheduler.use_checkpoint_opt_param_scheduler = True
     state.scheduler.load_state_dict(loaded["opt_param_scheduler"])

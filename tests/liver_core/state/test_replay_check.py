@@ -77,6 +77,7 @@ def _two_worlds(port: int, corpus: str, precision: str) -> tuple[Any, Any, Any, 
     from liver_core.handoff.messages import StoreAddress
     from liver_core.layout import BucketRule, Member, ParallelLayout, Roster
     from liver_core.state import megatron_optimizer as megatron
+    from liver_core.state.optimizer_chain import discover_kinds, optimizer_chain
     from liver_core.state.optimizer_step import refresh_weights
     from liver_core.worlds.groups import connect_store
     from liver_core.worlds.megatron import activate, bring_up, building
@@ -92,7 +93,7 @@ def _two_worlds(port: int, corpus: str, precision: str) -> tuple[Any, Any, Any, 
             activate(world)
         with building(world):
             state = job.build(world)
-        kinds = megatron.discover_kinds(megatron.distributed_optimizer(state.optimizer))
+        kinds = discover_kinds(optimizer_chain(state.optimizer))
         parts = [megatron.describe_parameters(state.model, world)]
         manifest = megatron.merge_manifest(parts, state.config.num_layers, kinds, BucketRule())
         made.append((state, world, megatron.adopt(state.model, state.optimizer, manifest, world)))
@@ -105,6 +106,7 @@ def _two_worlds(port: int, corpus: str, precision: str) -> tuple[Any, Any, Any, 
 def _step(state: Any, world: Any, source: Any, landing: Region, version: int, generator: torch.Generator) -> StepHeader:
     """One real step of the first world; its gradients, as they were before it clipped them, go to `landing`."""
     from liver_core.state import megatron_optimizer as megatron
+    from liver_core.state.optimizer_chain import optimizer_chain
     from liver_core.state.optimizer_step import apply_step, hyper_parameters, measure_gradients
 
     scale = 1.0 if version % 2 else 1e-5
@@ -112,14 +114,14 @@ def _step(state: Any, world: Any, source: Any, landing: Region, version: int, ge
         drawn = torch.randn(part.numel, generator=generator) * scale
         source.regions["grad"].window(part.region_offset, part.region_offset + part.numel).copy_(drawn)
     landing.copy_(source.regions["grad"])
-    norm, clip = measure_gradients(state), megatron.distributed_optimizer(state.optimizer).config.clip_grad
+    norm, clip = measure_gradients(state), optimizer_chain(state.optimizer).config.clip_grad
     header = StepHeader(
         version,
         norm=norm,
         clip=clip,
         groups=tuple(hyper_parameters(state)),
         scalars=megatron.element_scalars(source),
-        stepped=megatron.has_stepped(source),
+        stepped=source.optimizer.has_stepped,
     )
     apply_step(state, norm)
     megatron.settle_moments(source)
@@ -133,7 +135,7 @@ def _checked() -> dict[str, str]:
 
     cpu_compat.apply()
     from liver_core.state.replay_check import check_rule, step_rule
-    from liver_core.state.step_counts import UnsupportedState
+    from liver_core.state.step_counts import UnsupportedState, form_of
     from tests.liver_core.streaming.optimizers import OPTIMIZERS
 
     class MeanScaled(torch.optim.SGD):
@@ -176,7 +178,7 @@ def _checked() -> dict[str, str]:
     for name, (kind, settings, moments) in cases.items():
         optimizer = kind([torch.nn.Parameter(torch.zeros(1))], **{"lr": 0.1, **settings})
         try:
-            check_rule(step_rule(optimizer, moments), torch.device("cpu"))
+            check_rule(step_rule([optimizer], form_of(optimizer), moments), torch.device("cpu"))
             found[name] = ""
         except UnsupportedState as refused:
             found[name] = str(refused)

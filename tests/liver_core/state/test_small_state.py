@@ -52,6 +52,7 @@ def _move(rank: int, port: int, corpus: str) -> dict[str, Any]:
     from liver_core.handoff.messages import StoreAddress
     from liver_core.layout import BucketRule, Member, ParallelLayout, Roster
     from liver_core.state import megatron_optimizer as megatron
+    from liver_core.state.optimizer_chain import discover_kinds, optimizer_chain
     from liver_core.state.small_state import TrainingProgress, collect, install
     from liver_core.training.cursor import DataCursor
     from liver_core.worlds.groups import connect_store
@@ -72,7 +73,7 @@ def _move(rank: int, port: int, corpus: str) -> dict[str, Any]:
         activate(world)
         with building(world):
             state = job.build(world)
-        kinds = megatron.discover_kinds(megatron.distributed_optimizer(state.optimizer))
+        kinds = discover_kinds(optimizer_chain(state.optimizer))
         parts = [megatron.describe_parameters(state.model, world)]
         manifest = megatron.merge_manifest(parts, state.config.num_layers, kinds, BucketRule())
         made.append((state, megatron.adopt(state.model, state.optimizer, manifest, world), world))
@@ -81,7 +82,7 @@ def _move(rank: int, port: int, corpus: str) -> dict[str, Any]:
         apart = [megatron.describe_parameters(state.model, world)]
         unlike = megatron.merge_manifest(apart, state.config.num_layers, kinds, BucketRule())
     (source, live, _), (target, next_live, world) = made
-    for number, group in enumerate(megatron.distributed_optimizer(source.optimizer).optimizer.param_groups):
+    for number, group in enumerate(optimizer_chain(source.optimizer).groups):
         group["lr"], group["weight_decay"] = 0.5 + number, 0.25 + number
     progress = TrainingProgress(STEP, DataCursor(STEP * 8, job.global_batch, job.micro_batch), 99)
     small = json.loads(json.dumps(collect(job, source, live, progress)))
@@ -91,7 +92,7 @@ def _move(rank: int, port: int, corpus: str) -> dict[str, Any]:
         expected[f"streams at {step}"] = streams()
     torch.manual_seed(12345)
     arrived = install(small, job, target, next_live, world)
-    groups = megatron.distributed_optimizer(target.optimizer).optimizer.param_groups
+    groups = optimizer_chain(target.optimizer).groups
     rates = [(group["lr"], group["weight_decay"]) for group in groups]
     groups[1].update({name: value for name, value in groups[0].items() if name not in ("params", "lr")})
     return {

@@ -77,7 +77,7 @@ def test_a_rank_that_owns_nothing_of_a_group_counts_in_it_as_the_others_do(kind:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = torch.ones(5)
-            step_and_count(optimizer, optimizer.step)
+            step_and_count([optimizer], optimizer.step, form_of(optimizer))
     counted = form_of(ranks[0]).counted
     told = [[counts_of(group, counted) for group in optimizer.param_groups] for optimizer in ranks]
     assert told == [[{} if kind is torch.optim.AdamW else {"step": 3}] * 2] * 3
@@ -87,10 +87,10 @@ def test_a_group_without_parameters_counts_on_from_where_it_was_set():
     optimizer = FusedAdam([{"params": [torch.nn.Parameter(torch.ones(5))]}, {"params": []}])
     for parameter in optimizer.param_groups[0]["params"]:
         parameter.grad = torch.ones(5)
-    step_and_count(optimizer, optimizer.step)
+    step_and_count([optimizer], optimizer.step, form_of(optimizer))
     for group in optimizer.param_groups:
         set_counts(group, {"step": 40}, ("step",))
-    step_and_count(optimizer, optimizer.step)
+    step_and_count([optimizer], optimizer.step, form_of(optimizer))
     assert [group["step"] for group in optimizer.param_groups] == [41, 41]
 
 
@@ -124,7 +124,7 @@ def test_a_setting_that_is_nan_and_stays_so_is_no_count():
 
 def test_a_count_that_is_nan_for_every_parameter_is_equal_for_all():
     counts = {number: {"gain": torch.tensor(math.nan), "step": torch.tensor(3.0)} for number in range(2)}
-    live: Any = SimpleNamespace(moments=(), optimizer=SimpleNamespace(optimizer=SimpleNamespace(state=counts)))
+    live: Any = SimpleNamespace(moments=(), optimizer=SimpleNamespace(inner=[SimpleNamespace(state=counts)]))
     found = element_scalars(live)
     assert found["step"] == 3.0 and math.isnan(found["gain"])
     counts[1]["gain"] = torch.tensor(0.5)

@@ -119,12 +119,12 @@ def _save(held: tuple[Any, Any]) -> None:
 
 
 def _gather_as_megatron(held: tuple[Any, Any]) -> None:
-    from liver_core.state.megatron_optimizer import distributed_optimizer
+    from liver_core.state.optimizer_chain import optimizer_chain
 
     world, state = held
     metadata = {"distrib_optim_sharding_type": "fully_reshardable", "dp_cp_group": world.collection.dp_cp}
     model = state.model.module.sharded_state_dict(metadata=metadata)
-    distributed_optimizer(state.optimizer).sharded_state_dict(model, metadata=metadata)
+    optimizer_chain(state.optimizer).parts[0].sharded_state_dict(model, metadata=metadata)
 
 
 if __name__ == "__main__":

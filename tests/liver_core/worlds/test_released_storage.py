@@ -146,7 +146,7 @@ def _build_again_and_again(rank: int, port: int, corpus: str) -> dict[str, Any]:
 
     from liver_core.handoff.messages import StoreAddress
     from liver_core.layout import Member, ParallelLayout, Roster
-    from liver_core.state.megatron_optimizer import distributed_optimizer
+    from liver_core.state.optimizer_chain import optimizer_chain
     from liver_core.worlds.groups import connect_store
     from liver_core.worlds.megatron import activate, bring_up, building
     from liver_core.worlds.released_storage import discard, released, restore
@@ -169,7 +169,7 @@ def _build_again_and_again(rank: int, port: int, corpus: str) -> dict[str, Any]:
         found[how].append(resident_bytes() - before)
         if mode is not None:
             found["peak"] = mode.peak_bytes
-    buffer = distributed_optimizer(kept[2].optimizer).buffers[0]
+    buffer = optimizer_chain(kept[2].optimizer).buffers[0]
     wanted = [buffer.param_data, buffer.grad_data]
     found["buffers"] = sum(tensor.numel() * tensor.element_size() for tensor in wanted)
     before = resident_bytes()

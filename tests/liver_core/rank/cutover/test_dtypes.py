@@ -1,4 +1,5 @@
-"""Handoffs of jobs whose state has more than one dtype: gradients of 16 bits, norms that stay fp32, both at once.
+"""Handoffs of jobs whose state has more than one dtype: gradients of 16 bits, norms that stay fp32, both at once, and
+both with an optimizer of their own for the norms, which the worlds in between do not have.
 
 By the oracles of `test_exactness`, and by fresh worlds that start from the step that was handed over. There are several
 gradient buckets, and with norms in fp32 also several buffers.
@@ -25,6 +26,7 @@ from tests.liver_core.rank.support.chain import (
     run_chain,
 )
 from tests.liver_core.rank.support.global_state import differences
+from tests.liver_core.rank.support.job_names import JOBS
 from tests.tiers import sample
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
@@ -34,6 +36,7 @@ DTYPES = {
     "norms": {"norms_in_fp32": True},
     "both": {"grad_reduce_in_fp32": False, "norms_in_fp32": True},
 }
+DTYPES["two optimizers"] = DTYPES["both"]
 WORLDS = (World("DP2", "ab"), World("TP2", "cb"), World("PP2", "cd"), World("DP2", "ed"))
 HANDOFFS = range(2, len(WORLDS) + 1)
 LIVE, COPIED = Rung.LIVE, Rung.STOP_AND_COPY
@@ -42,7 +45,7 @@ MODES = {f"{dtypes}, {how}": (dtypes, rungs) for dtypes in DTYPES for how, rungs
 STEPS_AFTER = 3
 
 
-@pytest.fixture(scope="module", params=sample(MODES, "both, live first"))
+@pytest.fixture(scope="module", params=sample(MODES, "two optimizers, live first"))
 def mode(request: pytest.FixtureRequest) -> tuple[str, tuple[Rung, ...]]:
     return MODES[request.param]
 
@@ -53,6 +56,7 @@ def setup(mode: tuple[str, tuple[Rung, ...]], corpus: str, tmp_path_factory: pyt
     arguments = small_gpt(corpus, num_layers=2, precision="bf16", **overlaps, **DTYPES[mode[0]])
     return RankSetup(
         arguments,
+        job=JOBS.get(mode[0], JOBS["adam"]),
         micro_batch=1,
         record=True,
         trace=True,

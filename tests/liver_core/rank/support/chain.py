@@ -187,36 +187,39 @@ def _load_all(rank: int, port: int, setup: RankSetup, checkpoints: list[tuple[st
 
 def load_by_megatron_alone(world: Any, state: Any, path: str) -> None:
     """Megatron's `sharded_state_dict`, `dist_checkpointing.load`, `load_state_dict`; nothing of ours decides a place.
+    Each optimizer asks for the tensors of its own parameters, whatever chain wrote them.
 
     The moments are made by the optimizer itself, in one step with zero gradients that the load overwrites.
-    `_load_optimizer` only works around two defects of the loader with torch's optimizers.
+    `load_optimizers` only works around two defects of the loader with torch's optimizers.
     """
     from megatron.core import dist_checkpointing
 
-    from liver_core.state.checkpoint import _load_optimizer
-    from liver_core.state.megatron_optimizer import distributed_optimizer, unwrapped
+    from liver_core.state.megatron_optimizer import unwrapped
+    from liver_core.state.optimizer_chain import optimizer_chain
+    from liver_core.state.optimizer_checkpoint import load_optimizers
 
-    optimizer, module = distributed_optimizer(state.optimizer), unwrapped(state.model)
+    module = unwrapped(state.model)
     step_without_gradients(state)
     metadata = {"distrib_optim_sharding_type": "fully_reshardable", "dp_cp_group": world.collection.dp_cp}
+    chain = optimizer_chain(state.optimizer)
     model = module.sharded_state_dict(metadata=metadata)
-    wanted = {
-        "model": model,
-        "optimizer": optimizer.sharded_state_dict(model, is_loading=True, metadata=metadata),
+    parts = {
+        chain.number_of(part): part.sharded_state_dict(model, is_loading=True, metadata=metadata)
+        for part in chain.parts
     }
-    loaded: Any = dist_checkpointing.load(wanted, path)
+    loaded: Any = dist_checkpointing.load({"model": model, "parts": parts}, path)
     module.load_state_dict(loaded["model"])
-    _load_optimizer(optimizer, loaded["optimizer"])
+    load_optimizers(chain, loaded["parts"], loaded["optimizer"])
 
 
 def step_without_gradients(state: Any) -> None:
     """Have the optimizer make its moments, as Megatron's loader expects them."""
     import torch
 
-    from liver_core.state.megatron_optimizer import distributed_optimizer
+    from liver_core.state.optimizer_chain import optimizer_chain
 
-    inner = distributed_optimizer(state.optimizer).optimizer
-    for group in inner.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
-    inner.step()
+    for inner in optimizer_chain(state.optimizer).inner:
+        for group in inner.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        inner.step()

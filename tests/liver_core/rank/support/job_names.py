@@ -5,6 +5,7 @@ JOBS = {
     "sgd": "tests.liver_core.rank.support.stream_jobs:SgdJob",
     "lion": "tests.liver_core.rank.support.stream_jobs:LionJob",
     "counts in the group": "tests.liver_core.rank.support.stream_jobs:GroupCountJob",
+    "two optimizers": "tests.liver_core.rank.support.stream_jobs:TwoOptimizersJob",
     "dropout": "tests.liver_core.rank.support.stream_jobs:DropoutJob",
     "fused": "tests.liver_core.rank.support.stream_jobs:FusedJob",
     "wordy": "tests.liver_core.rank.support.stream_jobs:WordyJob",

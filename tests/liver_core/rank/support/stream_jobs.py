@@ -7,13 +7,16 @@ by looking at the optimizer.
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import torch
 
-from liver_core.state.megatron_optimizer import distributed_optimizer
+from liver_core.state.optimizer_chain import optimizer_chain
 from liver_core.streaming.header import HEADER_BYTES
+from liver_core.training import gpt
 from liver_core.training.gpt import GptJob
 from liver_core.training.job import TrainingJob
+from liver_core.training.megatron_job import finish_build
 from tests.liver_core.streaming.optimizers import FusedAdam, Lion
 
 
@@ -36,8 +39,9 @@ class GroupCountJob(GptJob):
 
     def build(self, world: Any) -> Any:
         state = _exchanged(super().build(world), FusedAdam, {"betas": (0.9, 0.999)})
-        inner: Any = distributed_optimizer(state.optimizer).optimizer
-        inner.adam_w_mode = 0
+        inner: Any
+        for inner in optimizer_chain(state.optimizer).inner:
+            inner.adam_w_mode = 0
         return state
 
 
@@ -56,7 +60,7 @@ class WordyJob(GptJob):
 
     def build(self, world: Any) -> Any:
         state = super().build(world)
-        for group in distributed_optimizer(state.optimizer).optimizer.param_groups:
+        for group in optimizer_chain(state.optimizer).groups:
             group["remark"] = "x" * self.remark
         return state
 
@@ -69,20 +73,38 @@ class VeryWordyJob(WordyJob):
 
 def _exchanged(state: Any, kind: Any, settings: dict[str, Any]) -> Any:
     """The inner optimizer becomes one of class `kind` over the same tensors; groups keep rates and Megatron's keys."""
-    distributed = distributed_optimizer(state.optimizer)
-    before = distributed.optimizer
-    made = kind([torch.nn.Parameter(torch.zeros(1))], lr=1e-3, **settings)
-    defaults = {key: value for key, value in made.param_groups[0].items() if key != "params"}
-    # Set, not added: Megatron's fp32 shards are views, which add_param_group refuses.
-    made.param_groups = [
-        defaults | {key: value for key, value in group.items() if key not in before.defaults or key in _RATES}
-        for group in before.param_groups
-    ]
-    distributed.optimizer = made
+    for distributed in optimizer_chain(state.optimizer).parts:
+        before = distributed.optimizer
+        made = kind([torch.nn.Parameter(torch.zeros(1))], lr=1e-3, **settings)
+        defaults = {key: value for key, value in made.param_groups[0].items() if key != "params"}
+        # Set, not added: Megatron's fp32 shards are views, which add_param_group refuses.
+        made.param_groups = [
+            defaults | {key: value for key, value in group.items() if key not in before.defaults or key in _RATES}
+            for group in before.param_groups
+        ]
+        distributed.optimizer = made
     return state
 
 
 _RATES = ("params", "lr", "weight_decay")
+
+
+class TwoOptimizersJob(GptJob):
+    """With data parallelism alone its norms have an optimizer of their own, as experts have where they are cut."""
+
+    def build(self, world: Any) -> Any:
+        if world.layout.tp * world.layout.pp > 1:
+            return super().build(world)
+
+        def finish(world: Any, config: Any, model: torch.nn.Module, **settings: Any) -> Any:
+            for name, parameter in model.named_parameters():
+                parameter.allreduce = "norm" not in name  # What Megatron knows parameters of experts by.
+            return finish_build(world, config, model, **settings)
+
+        with mock.patch.object(gpt, "finish_build", finish):
+            state = super().build(world)
+        assert len(optimizer_chain(state.optimizer).parts) == 2
+        return state
 
 
 class DropoutJob(GptJob):
