@@ -420,8 +420,8 @@ class JobDriver:
 
     def _status(self, slot: int, state: RankState) -> RankStatus:
         participant = self.slots.participants.get(slot)
-        has_world = participant is not None and participant.record.active is not None
-        return state.status(self.job_id, slot, has_world=has_world, now=time.monotonic())
+        world = None if participant is None else participant.record.active
+        return state.status(self.job_id, slot, world=world, now=time.monotonic())
 
     # Step leases.
 

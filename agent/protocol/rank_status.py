@@ -31,6 +31,7 @@ class RankStatus(Message):
     step: Step = 0
     loss: float | None = None
     seconds: Seconds | None = Field(default=None, description="Seconds of the last step.")
+    layout: ShortText = Field(default="", description="Of the world of that generation, once the rank is in it.")
     handoff_id: UUID | None = None
     reason: Reason | None = None
     ended: ProcessEnd | None = Field(default=None, description="How its process ended, once its agent knows.")

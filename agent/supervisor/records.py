@@ -9,6 +9,7 @@ from agent.protocol.values import Message
 from agent.supervisor.process import ProcessIdentity
 from agent.supervisor.watchdog import ASKED_EVERY_S, RankPulse
 from liver_core.handoff import RankStage, Reason, StoreAddress
+from liver_core.layout import Roster
 from liver_core.layout.limits import STRICT, FilePath, Generation, Rank, ShortText
 
 WHERE_COUNTS_S = 3 * ASKED_EVERY_S
@@ -83,10 +84,10 @@ class RankState:
         is_old = now - self.where_at > WHERE_COUNTS_S or self.pulse.beat_at >= self.where_at
         return None if is_old or self.pulse.is_stopped else self.where
 
-    def status(self, job_id: str, slot: int, *, has_world: bool, now: float) -> RankStatus:
-        """As it is reported. `has_world`: it trains in one, whatever it prepares."""
+    def status(self, job_id: str, slot: int, *, world: Roster | None, now: float) -> RankStatus:
+        """As it is reported. `world`: in which it trains, whatever it prepares."""
         # One that dropped what it prepared trains on in its own world.
-        is_back = self.stage is RankStage.ABORTED and has_world
+        is_back = self.stage is RankStage.ABORTED and world is not None
         return RankStatus(
             job_id=job_id,
             generation=self.generation,
@@ -97,6 +98,7 @@ class RankState:
             step=self.pulse.step,
             loss=self.loss,
             seconds=self.pulse.seconds[-1] if self.pulse.seconds else None,
+            layout=str(world.layout) if world is not None and world.generation == self.generation else "",
             handoff_id=UUID(self.handoff_id) if self.handoff_id else None,
             reason=self.shown_reason,
             ended=self.ended,

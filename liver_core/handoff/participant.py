@@ -126,11 +126,11 @@ class Participant(RecordKeeper):
         return replace(self.record, promise=None) if self.state is ParticipantState.ACTIVE else self.record
 
     def _on_own_order(self, order: Order, promise: Promise, now: float) -> Effects:
-        if order.phase is Phase.ABORT:
-            return self._abort(order.reason or Reason("aborted by the proposer", "abort"), now)
-        if is_stale(order, promise):
+        if is_stale(order, promise):  # Such as the farewell of a revision without this member, which is in again.
             return (self._report(now),)
         match order.phase:
+            case Phase.ABORT:
+                return self._abort(order.reason or Reason("aborted by the proposer", "abort"), now)
             case Phase.PREPARE:
                 return self._on_newer_prepare(order, now)
             case Phase.PERMIT if order.plan_revision > promise.plan_revision and self.state in BEFORE_PERMISSION:

@@ -24,11 +24,7 @@ class ReplicaChoice:
     @cached_property
     def own_rank(self) -> int | None:
         """The source rank that lives in this target's process, if any."""
-        return self._ranks_by_member.get(self._target.members[self._rank])
-
-    @cached_property
-    def _ranks_by_member(self) -> dict:
-        return {member: rank for rank, member in enumerate(self._source.members)}
+        return self._source.rank_of(self._target.members[self._rank])
 
     def choose(self, holders: tuple[tuple[int, int], ...], copies: tuple[int, ...], elements: int) -> tuple[int, int]:
         """One of `holders`, (rank, offset), to read `elements` from. `copies`: target ranks that want the same box."""
@@ -63,7 +59,7 @@ class ReplicaChoice:
     def _pool(self, ranks: tuple[int, ...], target_rank: int) -> tuple[int, ...]:
         """The replicas that a target rank may read: its own, else those of its node, else all."""
         member = self._target.members[target_rank]
-        own = self._ranks_by_member.get(member)
+        own = self._source.rank_of(member)
         if own in ranks:
             return (own,)
         return tuple(rank for rank in ranks if self._node(rank) == member.node_id) or ranks

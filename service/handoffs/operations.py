@@ -13,8 +13,9 @@ from agent.protocol.sync import HandoffDeclined, HandoffMirror
 from agent.protocol.values import HandoffCause, HandoffState
 from liver_core.handoff import RankStage, Reason, Rung, StoreAddress
 from liver_core.handoff.generations import first_of as first_world_of
-from liver_core.layout import Roster, to_json
-from service.handoffs.queries import target_of, untold
+from liver_core.layout import Roster
+from service.db.roster_rows import stored_roster
+from service.handoffs.queries import untold
 from service.handoffs.rules import Copy, accepts_active, is_open, orders_differ, replaces, went_through, why_opened
 from service.handoffs.tables import DECLINED, HandoffRow
 from service.jobs.causes import (
@@ -166,23 +167,25 @@ def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
     return Mirrored(orders_differ=opened or orders_differ(new, old))
 
 
-def adopt_world(session: Session, job: JobRow, generation: int, reason: str, *, now: datetime) -> None:
-    """The handoff to this generation counts as active: all of its ranks train, and its lead cannot tell."""
-    row = untold(session, job.job_id, generation)
+def adopt_world(session: Session, job: JobRow, world: Roster, reason: str, *, now: datetime) -> None:
+    """The handoff to this world counts as active: all of its ranks train, and its lead cannot tell. It may have been
+    opened with another target."""
+    row = untold(session, job.job_id, world.generation)
     if row is None:
         return
+    row.target, row.target_layout = stored_roster(world), str(world.layout)
     row.state, row.stage, row.reason, row.reason_detail = HandoffState.ACTIVE, HandoffState.ACTIVE, reason, None
     row.changed_at = row.recorded_at = now
-    refusal = _activate_if_due(session, job, row, target_of(row), None, None, now=now)
+    refusal = _activate_if_due(session, job, row, world, None, None, now=now)
     if refusal is not None:
         row.reason = f"{reason}; rejected as the job's generation: {refusal}"
 
 
 def _adopt_parent(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> None:
     """Whoever opens a handoff steps in the world that it leaves: what led there went through, if nobody has told."""
-    if job.active_generation is not None and mirror.parent > job.active_generation:
+    if job.active_generation is not None and mirror.parent > job.active_generation and mirror.source is not None:
         reason = f"handoff {mirror.handoff_id} begins in its world, and nobody has told that it went through"
-        adopt_world(session, job, mirror.parent, reason, now=now)
+        adopt_world(session, job, mirror.source, reason, now=now)
 
 
 def name_cause(session: Session, job_id: str, cause: FirstCause, *, since: datetime) -> None:
@@ -302,9 +305,9 @@ def _copy_over(row: HandoffRow, mirror: HandoffMirror, *, now: datetime) -> None
     row.stage = mirror.stage
     row.rung = mirror.rung
     if mirror.source is not None:
-        row.source = to_json(mirror.source)
+        row.source = stored_roster(mirror.source)
         row.source_layout = str(mirror.source.layout)
-    row.target = to_json(mirror.target)
+    row.target = stored_roster(mirror.target)
     row.target_layout = str(mirror.target.layout)
     row.leaving = list(mirror.leaving)
     row.decision = mirror.decision

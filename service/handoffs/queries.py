@@ -13,8 +13,9 @@ from sqlalchemy.orm import Session
 from agent.protocol.sync import HandoffMirror
 from agent.protocol.values import HandoffState, Placement
 from liver_core.handoff import Decision, Rung
-from liver_core.layout import Roster, from_json
+from liver_core.layout import Roster
 from service.db.base import among
+from service.db.roster_rows import roster_from
 from service.handoffs.rules import OPEN, WAITS_TIMES_MAX, Declined, OpenHandoff, furthest, may_lose_leavers
 from service.handoffs.start_times import STARTS_LOOKED_AT, Starts, starts_of
 from service.handoffs.tables import DECLINED, HandoffRow
@@ -174,7 +175,7 @@ def untold(session: Session, job_id: str, generation: int) -> HandoffRow | None:
 
 def target_of(row: HandoffRow) -> Roster:
     """The world that an opened handoff leads to."""
-    return from_json(Roster, row.target)
+    return roster_from(row.target)
 
 
 def placement_of(row: HandoffRow) -> Placement:

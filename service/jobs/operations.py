@@ -15,8 +15,9 @@ from agent.protocol.errors import FieldProblem
 from agent.protocol.jobfile import JobFile
 from agent.protocol.values import Placement
 from liver_core.handoff.generations import next_start
-from liver_core.layout import Roster, to_json
+from liver_core.layout import Roster
 from service.db.base import ORDERS_SEQUENCE, Json, among
+from service.db.roster_rows import stored_roster
 from service.db.wake import SENDING, job_topic, node_topic, notify
 from service.incidents.operations import settle_all
 from service.jobs.causes import FirstCause, at_store
@@ -338,7 +339,7 @@ def add_generation(
         checkpoint_step=birth.checkpoint.step if birth.checkpoint else None,
         layout=str(roster.layout),
         nodes=len(roster.node_ids()),
-        roster=to_json(roster),
+        roster=stored_roster(roster),
         reason=birth.reason,
         lost_steps=birth.lost_steps,
         repeats_until=birth.repeats_until,

@@ -15,8 +15,9 @@ from agent.protocol.jobfile import JobFile
 from agent.protocol.notice_life import bars_ranks, moves_jobs
 from agent.protocol.sync import NoticeKind
 from agent.protocol.values import HandoffState
-from liver_core.layout import Roster, from_json
+from liver_core.layout import Roster
 from service.db.parsed import Parsed
+from service.db.roster_rows import roster_from
 from service.handoffs import queries as handoffs
 from service.handoffs.rules import OpenHandoff
 from service.handoffs.tables import HandoffRow
@@ -61,7 +62,7 @@ OVERDUE_S, OVERDUE_POLLS = 3.0, 3.0
 STEPS_FOR_PACE = 25
 
 _JOB_FILES = Parsed(JobFile.model_validate, most=LIST_MAX)
-_ROSTERS: Parsed[Roster] = Parsed(lambda stored: from_json(Roster, stored), most=LIST_MAX)
+_ROSTERS: Parsed[Roster] = Parsed(roster_from, most=LIST_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,7 @@ def situation(session: Session, job: JobRow, *, poll_s: float, now: datetime) ->
     row = active_row(session, job)
     has_ranks = job.state in (JobState.STARTING, JobState.RUNNING, JobState.SUSPENDING, JobState.STOPPING)
     roster = roster_of(row) if row is not None else None
-    world = World(roster.generation, roster.layout, roster.members) if roster and has_ranks else None
+    world = World(roster.generation, roster.layout, tuple(roster.members)) if roster and has_ranks else None
     spec = job_file_of(job)
     spent_usd = spent_usd_of(session, job.job_id) if spec.budget_usd is not None else 0.0
     remaining = remaining_of(spec, last_step=job.last_step, spent_usd=spent_usd, now=now)
@@ -314,13 +315,19 @@ def _as_open(row: HandoffRow, seen: list[reported.NodeSeen]) -> OpenHandoff:
 
 
 def _told_at(session: Session, job: JobRow, ahead: int | None) -> datetime | None:
-    """When the handoff to generation `ahead` was told of last, if every rank of its target trains there."""
+    """When the handoff to generation `ahead` was told of last, if every rank of its world trains there."""
     row = handoffs.untold(session, job.job_id, ahead) if ahead is not None else None
-    if row is None:
+    if row is None or ahead is None:
         return None
-    target = handoffs.target_of(row)
-    nodes = session.scalars(select(NodeRow).where(NodeRow.node_id.in_(target.node_ids()))).all()
-    return row.recorded_at if reported.trains(_seen(nodes), target) else None
+    return row.recorded_at if world_of(session, job.job_id, ahead) is not None else None
+
+
+def world_of(session: Session, job_id: str, generation: int) -> Roster | None:
+    """The world of a generation by what its ranks say, on nodes that have a part in the job; None where one of them
+    does not make steps yet."""
+    has_part = select(JobMemberRow.node_id).where(JobMemberRow.job_id == job_id)
+    nodes = session.scalars(select(NodeRow).where(NodeRow.node_id.in_(has_part))).all()
+    return reported.world_of(_seen(nodes), job_id, generation)
 
 
 def _seen(nodes: Iterable[NodeRow]) -> list[reported.NodeSeen]:

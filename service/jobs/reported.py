@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from liver_core.handoff import FailedPart, RankStage
-from liver_core.layout import Roster
+from liver_core.layout import Member, ParallelLayout, Roster
 from service.jobs.causes import stopped_among
 from service.jobs.crashes import RankError
 from service.jobs.stalls import rank_at
@@ -128,16 +128,23 @@ def crosses(nodes: Iterable[NodeSeen], job_id: str, worlds: Collection[int | Non
     return any(rank["stage"] == RankStage.CUTTING_OVER and rank["generation"] in worlds for rank in ranks)
 
 
-def trains(nodes: Iterable[NodeSeen], world: Roster) -> bool:
-    """Whether each rank of this world makes steps in it, by what its node reported last."""
-    known, stages = ActiveWorld(world.job_id, world.generation), (RankStage.TRAINING, RankStage.ACTIVE)
-    said = {
-        (node.node_id, rank["rank"])
+def world_of(nodes: Iterable[NodeSeen], job_id: str, generation: int) -> Roster | None:
+    """The world of this generation, by what its own ranks say, if each of them makes steps in it. Whoever led the
+    handoff may have told of another target before it was lost."""
+    known, stages = ActiveWorld(job_id, generation), (RankStage.TRAINING, RankStage.ACTIVE)
+    found = [
+        (rank["rank"], Member(node.node_id, rank["slot"]), rank.get("layout", ""))
         for node in nodes
         for rank in node.ranks
         if known.has(rank) and rank["stage"] in stages
-    }
-    return said >= {(member.node_id, rank) for rank, member in enumerate(world.members)}
+    ]
+    try:
+        (layout,) = {ParallelLayout.parse(text) for _, _, text in found}
+        members = tuple(member for _, member, _ in sorted(found))
+        is_whole = [number for number, _, _ in sorted(found)] == list(range(layout.world_size))
+        return Roster(job_id, generation, layout, members) if is_whole else None
+    except ValueError:
+        return None  # None, or several, or what is no layout.
 
 
 def ranks_left(living: Iterable[NodeSeen], job_id: str) -> int:

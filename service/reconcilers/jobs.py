@@ -22,7 +22,7 @@ from service.incidents.operations import record as record_incident
 from service.incidents.tables import IncidentKind
 from service.jobs.membership import refresh_members
 from service.jobs.operations import close_generation, new_birth, set_state, start_generation, touch
-from service.jobs.queries import Situation, active_row, situation
+from service.jobs.queries import Situation, active_row, situation, world_of
 from service.jobs.rules import lost_steps, next_action
 from service.jobs.stalls import standstill
 from service.jobs.tables import ENDED, JobMemberRow, JobRow, JobState, MemberRole, SourceKind
@@ -191,7 +191,8 @@ def apply_action(session: Session, job: JobRow, action: Action, *, plan_digest: 
             _drop_open(session, job, action, now=now)
         case Do.ADOPT_WORLD:
             assert action.generation is not None
-            adopt_world(session, job, action.generation, action.reason, now=now)
+            if (world := world_of(session, job.job_id, action.generation)) is not None:
+                adopt_world(session, job, world, action.reason, now=now)
         case Do.SUSPEND:
             _drop_open(session, job, action, now=now)
             set_state(session, job, JobState.SUSPENDING, action.reason, now=now)

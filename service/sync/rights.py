@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from agent.protocol.sync import HandoffMirror
-from liver_core.layout import to_json
+from service.db.roster_rows import stored_roster
 
 HOLDS = frozenset({"steps", "logs", "checkpoints", "finished", "metrics"})
 """What is said once, and must not be lost because the handoff that explains it is reported later."""
@@ -128,7 +128,7 @@ def mirror_ruling(
     if strangers := sorted(nodes - granted):
         return Ruling(Treatment.REFUSE, f"node {strangers[0]} has no part in this job")
     known = parent.seats if parent is not None and parent.is_settled else None
-    if known is not None and mirror.source is not None and seats_of(to_json(mirror.source)) != known:
+    if known is not None and mirror.source is not None and seats_of(stored_roster(mirror.source)) != known:
         return Ruling(Treatment.REFUSE, f"its source is not the world of generation {mirror.parent}")
     if held_by:
         return Ruling(Treatment.HOLD, f"node {min(held_by)} still runs the world before it, and says nothing of it")

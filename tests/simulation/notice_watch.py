@@ -93,7 +93,8 @@ class NoticeWatch:
             return None
         for agent in (sim.agents[member] for member in world.roster.members):
             leader = agent.leading.leader
-            if agent.participant.record.promise is None and leader.own.is_idle and _knows(agent, agent.name):
+            is_free = agent.participant.record.promise is None and leader.own.is_idle
+            if is_free and _knows(agent, agent.name) and _safe_by(agent, agent.name) > agent.now:
                 going = [name for name in world.roster.node_ids() if _knows(agent, name)]
                 for lead in leader.planner.candidates(world.roster, going)[:1]:
                     if not _knows(sim.agent(lead), agent.name):

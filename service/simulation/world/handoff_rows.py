@@ -302,7 +302,7 @@ def placement_of(row: HandoffRow) -> Placement:
     """Its target without job and generation."""
     if isinstance(row.target, Placement):
         return row.target
-    return Placement(layout=row.target.layout, members=row.target.members)
+    return Placement(layout=row.target.layout, members=tuple(row.target.members))
 
 
 def _drop(row: HandoffRow, reason: str, now: datetime) -> None:

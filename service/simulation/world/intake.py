@@ -96,8 +96,8 @@ class Intake:
         if row.ended_by is None and mirror.state in (HandoffState.ABORTED, HandoffState.BROKEN):
             row.ended_by = self._first_cause(mirror)
         rows.generations.burn(mirror.generation)
-        if mirror.parent > (rows.generations.active or mirror.parent):
-            self.restated = rows.adopt_world(mirror.parent, "another begins in its world", self.now) or self.restated
+        if mirror.parent > (rows.generations.active or mirror.parent) and mirror.source is not None:
+            self.restated = rows.adopt_world(mirror.source, "another begins in its world", self.now) or self.restated
         if mirror.state is not HandoffState.ACTIVE:
             return None
         self.restated = self.restated or made is None

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from operator import attrgetter
 
 from agent.protocol.values import HandoffState
+from liver_core.layout import Roster
 from service.handoffs.rules import OpenHandoff
 from service.jobs import reported
 from service.jobs.crashes import Crashes, RankError
@@ -82,7 +83,7 @@ class JobRows:
         row = self.generations.active_row
         if row is None or self.job.state not in HAS_RANKS:
             return None
-        return World(row.generation, row.roster.layout, row.roster.members)
+        return World(row.generation, row.roster.layout, tuple(row.roster.members))
 
     def view(self, planned: Planned, now: datetime, steps: Steps | None) -> JobView:
         """Everything that the rule needs, at this moment. `steps`: where ranks do not report each of theirs."""
@@ -153,11 +154,12 @@ class JobRows:
             view = replace(view, at_work=reported.at_work(seen, self.known))
         return view
 
-    def adopt_world(self, generation: int, reason: str, now: datetime) -> bool:
-        """Whether the handoff to this generation counts as active from now on: it went through, and nobody tells."""
-        row = self.handoffs.untold(generation)
+    def adopt_world(self, world: Roster, reason: str, now: datetime) -> bool:
+        """Whether the handoff to this world counts as active from now on: it went through, and nobody tells."""
+        row = self.handoffs.untold(world.generation)
         if row is None:
             return False
+        row.target = world
         row.state, row.reason, row.recorded_at = HandoffState.ACTIVE, reason, now
         self.activate_if_due(row, now)
         return True
@@ -166,9 +168,11 @@ class JobRows:
         return row.as_open(crosses=reported.crosses(seen, self.job_id, (row.parent, row.generation)))
 
     def _told_at(self, seen: list[reported.NodeSeen], ahead: int | None) -> datetime | None:
-        """When the handoff to generation `ahead` was told of last, if every rank of its target trains there."""
+        """When the handoff to generation `ahead` was told of last, if every rank of its world trains there."""
         row = self.handoffs.untold(ahead)
-        return row.recorded_at if row is not None and reported.trains(seen, row.roster) else None
+        if row is None or ahead is None:
+            return None
+        return row.recorded_at if reported.world_of(seen, self.job_id, ahead) is not None else None
 
     def activate_if_due(self, handoff: HandoffRow, now: datetime, *, store_node: str | None = None) -> str | None:
         """Make an active handoff the job's generation. None if it is (or already was), else why it cannot be."""

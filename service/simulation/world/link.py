@@ -207,7 +207,8 @@ class ServiceLink:
             number = 0 if order is None else order.target.rank_of(agent.member) or 0
             return RankSays(generation, number, rank.stage, 0, rank.reason if rank.stage is RankStage.BROKEN else None)
         reason = rank.reason if rank.stage is RankStage.BROKEN else None
-        return RankSays(world.generation, world.rank_of(agent.member) or 0, rank.stage, rank.version, reason)
+        number, layout = world.rank_of(agent.member) or 0, str(world.layout)
+        return RankSays(world.generation, number, rank.stage, rank.version, reason, layout=layout)
 
     def _arrives(self, report: AgentReport) -> None:
         sim, name = self._sim, self._agent.name

@@ -163,5 +163,5 @@ def attempt_of(order: Order | Report) -> Attempt:
 def voters(order: Order) -> tuple[Member, ...]:
     """Whose state counts at the decision: every target, but in a rescue only who holds state already."""
     if order.rung is not Rung.RESCUE or order.source is None:
-        return order.target.members
+        return tuple(order.target.members)
     return tuple(member for member in order.target.members if member in order.source.members)

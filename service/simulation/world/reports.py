@@ -18,7 +18,7 @@ from service.planner.inputs import PlannerDecision
 @dataclass(frozen=True, slots=True)
 class RankSays:
     """One rank process, as its agent reports it. `step`: the last one that it made. `ended`: how its process ended,
-    where the agent saw it end."""
+    where the agent saw it end. `layout`: of its world."""
 
     generation: int
     rank: int
@@ -26,6 +26,7 @@ class RankSays:
     step: int = 0
     reason: Reason | None = None
     ended: ProcessEnd | None = None
+    layout: str = ""
 
     def as_reported(self, job_id: str) -> dict[str, Any]:
         """As the service keeps what an agent reports of a rank."""
@@ -33,6 +34,8 @@ class RankSays:
             "job_id": job_id,
             "generation": self.generation,
             "rank": self.rank,
+            "slot": 0,
+            "layout": self.layout,
             "stage": self.stage,
             "step": self.step,
             "reason": None if self.reason is None else asdict(self.reason),

@@ -390,7 +390,9 @@ class SimService:
                 self.rows.handoffs.drop_open(action.reason, now, cause)
             case Do.ADOPT_WORLD:
                 assert action.generation is not None
-                self.rows.adopt_world(action.generation, action.reason, now)
+                world = reported.world_of(self.rows.nodes.seen(now), self.rows.job_id, action.generation)
+                if world is not None:
+                    self.rows.adopt_world(world, action.reason, now)
             case Do.SUSPEND:
                 self.rows.handoffs.drop_open(action.reason, now, cause)
                 job.set_state(JobState.SUSPENDING, action.reason, now)

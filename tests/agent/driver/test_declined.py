@@ -23,7 +23,7 @@ def job(tmp_path: Path) -> JobOrder:
 
 def proposed(**changes) -> HandoffOrder:
     """To go to a layout of the same size, because it is better."""
-    target = Placement(layout=replace(ACTIVE.layout, tp=2, pp=1, dp=2), members=ACTIVE.members)
+    target = Placement(layout=replace(ACTIVE.layout, tp=2, pp=1, dp=2), members=tuple(ACTIVE.members))
     values = {"handoff_id": uuid4(), "parent": 1, "cause": HandoffCause.GROW, "target": target, "reason": "better"}
     return HandoffOrder(**({**values, "proposed_utc": utc(START_S)} | changes))
 
@@ -61,7 +61,7 @@ def test_growth_whose_copy_would_outlast_the_pause_is_declined_and_pauses_nothin
 def test_a_proposal_whose_time_is_over_is_declined_and_one_that_can_be_opened_is_not(job: JobOrder) -> None:
     async def run() -> None:
         now = Scene(job)
-        without_d = Placement(layout=replace(ACTIVE.layout, tp=1, pp=3, dp=1), members=ACTIVE.members[:3])
+        without_d = Placement(layout=replace(ACTIVE.layout, tp=1, pp=3, dp=1), members=tuple(ACTIVE.members[:3]))
         notice = {"cause": HandoffCause.NOTICE, "leaving": ("d",), "target": without_d}
         late = proposed(**notice, deadline_utc=utc(START_S) - timedelta(seconds=5))
         await now.propose(late, d=-5.0)

@@ -142,7 +142,7 @@ def test_lists_are_bounded():
 
 def test_a_placement_has_one_slot_for_each_rank():
     with pytest.raises(ValidationError, match="members: TP2xPP2xDP1 needs 4 members, 2 given"):
-        Placement(layout=ParallelLayout(tp=2, pp=2), members=ROSTER.members)
+        Placement(layout=ParallelLayout(tp=2, pp=2), members=tuple(ROSTER.members))
     with pytest.raises(ValidationError, match="a/0 holds more than one rank"):
         Placement(layout=ParallelLayout(tp=2), members=(ROSTER.members[0], ROSTER.members[0]))
 

@@ -49,7 +49,7 @@ def test_where_a_rank_is_counts_for_a_while_and_until_its_next_step() -> None:
     state = state_at(111.0)
     state.where, state.where_at = Whereabouts(at="samples (my_job.py:33)"), 110.0
     assert state.whereabouts(112.0) == state.where and state.whereabouts(126.0) is None
-    assert state.status("j", 0, has_world=True, now=112.0).whereabouts == state.where
+    assert state.status("j", 0, world=None, now=112.0).whereabouts == state.where
     state.pulse.stepped(113.0, 8, 1.0)
     assert state.whereabouts(114.0) is None
     state = state_at(111.0)

@@ -75,7 +75,7 @@ ACTIVE = world_of(1, *FOUR)
 
 def plan_of(*nodes: str, reason: str = "as planned") -> Plan:
     world = world_of(1, *nodes)
-    return Plan(world.layout, world.members, "digest", reason)
+    return Plan(world.layout, tuple(world.members), "digest", reason)
 
 
 class Plans:

@@ -338,8 +338,8 @@ def test_another_lead_that_opens_the_same_proposal_under_the_same_number_is_refu
 def test_an_older_revision_that_comes_late_changes_nothing():
     machine = participant_in(ParticipantState.READY)
     take(machine, order(plan_revision=2))
-    for phase in (Phase.PREPARE, Phase.PERMIT):
-        assert kinds(take(machine, order(phase))) == [SendReport]
+    for phase in (Phase.PREPARE, Phase.PERMIT, Phase.ABORT):  # A farewell too: it is in again since.
+        assert kinds(take(machine, order(phase, reason=Reason("no part", "amend")))) == [SendReport]
     assert machine.state is ParticipantState.PREPARING
     assert machine.record.promise.plan_revision == 2
 

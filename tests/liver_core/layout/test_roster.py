@@ -1,6 +1,8 @@
 """Rosters: members on the ranks of a layout."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from liver_core.layout import LayoutError, Member, MessageError, ParallelLayout, Roster, from_json, to_json
 from tests.liver_core.layout.models import roster
@@ -65,6 +67,27 @@ def test_a_roster_without_names_or_with_negative_numbers_is_refused(make, compla
 
 def test_a_broken_member_is_found_by_its_path():
     data = to_json(roster("TP2"))
-    data["members"][1]["slot"] = "1"
-    with pytest.raises(MessageError, match=r"^members\[1\]\.slot: must be a valid integer, is '1'$"):
+    data["members"][0]["slots"] = ["1"]
+    with pytest.raises(MessageError, match=r"^members\[0\]\.slots\[0\]: must be a valid integer, is '1'$"):
         from_json(Roster, data)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9)), min_size=1, max_size=24, unique=True))
+def test_seats_are_the_members_in_rank_order_however_they_lie(drawn: list[tuple[str, int]]):
+    members = tuple(Member(node, slot) for node, slot in drawn)
+    seats = Roster("job", 1, ParallelLayout(dp=len(members)), members).members
+    assert seats == members and tuple(seats) == members and hash(seats) == hash(members) and len(seats) == len(members)
+    assert [seats[rank] for rank in range(-len(members), len(members))] == [*members, *members]
+    assert seats[1:3] == members[1:3] and seats != members[::-1] + members
+    found = Roster("job", 1, ParallelLayout(dp=len(members)), members)
+    assert [found.rank_of(member) for member in members] == list(range(len(members)))
+    assert found.rank_of(Member("d", 0)) is None and Member("d", 0) not in seats
+    assert found.node_ids() == tuple(dict.fromkeys(node for node, _ in drawn))
+    assert from_json(Roster, to_json(found)) == found
+
+
+def test_members_of_one_node_that_follow_each_other_are_one_entry_on_the_wire():
+    data = to_json(roster("TP2xPP2", slots=2))
+    assert data["members"] == [{"node_id": "n0", "slots": [0, 1]}, {"node_id": "n1", "slots": [0, 1]}]
+    with pytest.raises(IndexError):
+        roster("TP2").members[2]

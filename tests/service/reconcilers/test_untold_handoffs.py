@@ -13,10 +13,10 @@ from tests.service.reconcilers.conftest import Fleet
 WORLD = ("a", "b", "c")
 
 
-def lead_is_lost(fleet: Fleet) -> None:
-    """d led the handoff to the three others, told of its boundary, and is not heard any more."""
+def lead_is_lost(fleet: Fleet, *told: str) -> None:
+    """d led the handoff to the three others, told of its boundary, and is not heard any more. It named these nodes."""
     fleet.run()
-    target = roster(fleet.job_id, 2, ParallelLayout(pp=3), *WORLD)
+    target = roster(fleet.job_id, 2, ParallelLayout(pp=3), *(told or WORLD))
     d = fleet.agents.pop("d")
     order = d.job_order()
     d.sync(
@@ -30,7 +30,10 @@ def trains(fleet: Fleet, *names: str) -> dict[str, dict]:
     found = {}
     for name in WORLD:
         agent = fleet.agents[name]
-        rank = agent.rank(agent.job_order(), generation=2 if name in names else 1, step=fleet.step + 1)
+        there = name in names
+        rank = agent.rank(agent.job_order(), generation=2 if there else 1, step=fleet.step + 1)
+        layout = str(ParallelLayout(pp=len(WORLD))) if there else ""
+        rank = rank.model_copy(update={"rank": WORLD.index(name), "layout": layout})
         found[name] = {"ranks": (rank,)}
     return found
 
@@ -54,6 +57,15 @@ def test_a_world_in_which_all_ranks_train_becomes_the_jobs_though_nobody_tells_o
 def test_a_world_in_which_one_rank_does_not_train_yet_is_waited_for(fleet: Fleet):
     lead_is_lost(fleet)
     assert wait(fleet, "a", "b")["active_generation"] == 1
+
+
+def test_the_world_in_which_all_ranks_train_is_believed_though_another_target_was_told_of(fleet: Fleet):
+    """d was to be in it too, and that was amended before d was lost."""
+    lead_is_lost(fleet, "a", "b", "d")
+    job = wait(fleet, *WORLD)
+    assert (job["active_generation"], job["state"], job["layout"]) == (2, "running", "TP1xPP3xDP1")
+    (row,) = fleet.handoffs()
+    assert row["state"] == "active" and set(job["nodes"]) == set(WORLD), (row, job)
 
 
 def test_a_lead_that_comes_back_after_all_tells_what_the_handoff_cost(fleet: Fleet):

@@ -96,7 +96,7 @@ class TwoOptimizersJob(GptJob):
         if world.layout.tp * world.layout.pp > 1:
             return super().build(world)
 
-        def finish(world: Any, config: Any, model: torch.nn.Module, **settings: Any) -> Any:
+        def finish(world: Any, config: Any, model: Any, **settings: Any) -> Any:
             for name, parameter in model.named_parameters():
                 parameter.allreduce = "norm" not in name  # What Megatron knows parameters of experts by.
             return finish_build(world, config, model, **settings)
