@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo console test test-pure test-service test-console test-real test-thorough test-touched check format durations sim mutants undo chaos fuzz-api bench bench-handoff bench-notice bench-policy bench-service storm gpu-check gpu-bundle clean distclean
+.PHONY: help setup demo console test test-pure test-service test-console test-real test-thorough test-touched check format durations sim mutants undo chaos fuzz-api bench bench-handoff bench-notice bench-plan bench-policy bench-service recipes storm gpu-check gpu-bundle clean distclean
 .PHONY: console-or-say packages test-torch-free
 
 # The interpreter that makes the environments; for example: make setup PYTHON=/usr/bin/python3.12
@@ -35,6 +35,9 @@ TRIALS_AT_A_TIME ?= 1
 PYTEST_ARGS ?=
 # More arguments for the benchmarks of handoffs and of the service; for example: make bench-handoff BENCH_ARGS='--sizes 16MB,64MB --repeats 2'
 BENCH_ARGS ?=
+# Checkouts that `make recipes` reads; they are no part of this tree.
+BRIDGE ?=
+MEGATRON ?=
 # Notices that `make bench-notice` plays. It goes on with the runs that the same tree has done already; NOTICE_ARGS=--fresh
 # forgets them, NOTICE_ARGS='--for-s 600' begins no run after ten minutes.
 RUNS ?= 100
@@ -159,6 +162,14 @@ bench-handoff: setup ## Measure handoffs, live, by stop-and-copy and by restart 
 
 bench-notice: setup ## Measure what a notice costs, over RUNS notices of 3 s to 120 s (an hour or two); writes build/reports/notice.json.
 	$(BIN)/python -m tests.benchmarks.notice --runs $(RUNS) --report $(REPORTS)/notice.json $(NOTICE_ARGS)
+
+bench-plan: setup ## Plan for single ranks of jobs of 64 to 16,384 ranks (minutes); writes build/reports/plan.json.
+	$(BIN)/python -m tests.benchmarks.plan --report $(REPORTS)/plan.json $(BENCH_ARGS)
+
+recipes: setup ## Say which recipes of Megatron-Bridge could be handed over (BRIDGE and MEGATRON: checkouts); writes build/reports/recipes.json.
+	@if [ -d "$(BRIDGE)" ] && [ -d "$(MEGATRON)" ]; then \
+	    $(BIN)/python -m tests.recipes.run --bridge "$(BRIDGE)" --megatron "$(MEGATRON)" --report $(REPORTS)/recipes.json; \
+	    else echo "error: make recipes BRIDGE=... MEGATRON=...: checkouts of NVIDIA-NeMo/Megatron-Bridge and of NVIDIA/Megatron-LM" >&2; exit 2; fi
 
 bench-policy: setup ## Replay public spot traces under the policy (minutes); writes build/reports/policy.json, or says that the folder POLICY_DATA is missing.
 	$(BIN)/python -m tests.benchmarks.policy --data $(POLICY_DATA) --handoffs $(REPORTS)/handoff.json --report $(REPORTS)/policy.json $(POLICY_ARGS)

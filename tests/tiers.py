@@ -58,7 +58,7 @@ SUBJECTS = (
     Subject("service", ("tests/service", "tests/migrations", "tests/fuzz")),
     Subject("console", ("tests/e2e",)),
     Subject("whole", ("tests/deploy", "tests/docs")),
-    Subject("tools", ("tests/benchmarks", "tests/chaos", "tests/gpu", "tests/mutants")),
+    Subject("tools", ("tests/benchmarks", "tests/chaos", "tests/gpu", "tests/mutants", "tests/recipes")),
     Subject("tree", ("tests",)),
 )
 """The first that has a test's folder is its subject, and a mark of that name is put on it."""

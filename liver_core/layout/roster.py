@@ -136,11 +136,10 @@ class _ByNode:
     """Members that are read and written as NodeSeats."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        from pydantic_core import core_schema
-
         runs = handler.generate_schema(tuple[NodeSeats, ...]) | {"min_length": 1, "max_length": RANKS_MAX}
-        written = core_schema.plain_serializer_function_ser_schema(lambda seats: seats.runs, return_schema=runs)
-        return core_schema.no_info_after_validator_function(Seats, runs, serialization=written)
+        written = {"type": "function-plain", "function": lambda seats: seats.runs, "return_schema": runs}
+        read = {"type": "no-info", "function": Seats}
+        return {"type": "function-after", "function": read, "schema": runs, "serialization": written}
 
 
 @dataclass(frozen=True, slots=True)

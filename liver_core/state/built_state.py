@@ -12,6 +12,7 @@ from liver_core.state.megatron_optimizer import model_and_main, unwrapped
 from liver_core.state.optimizer_chain import optimizer_chain
 from liver_core.state.optimizer_step import group_key
 from liver_core.state.step_counts import UnsupportedState
+from liver_core.state.unsupported_settings import refusals
 from liver_core.training.job import TrainState
 from liver_core.worlds.megatron import MegatronWorld, split_parameters
 
@@ -54,42 +55,10 @@ def tied_embeddings(state: TrainState) -> bool:
 
 
 def _check_settings(state: TrainState) -> None:
-    """Settings of Megatron under which state lies where it is not looked for, or may not be moved."""
     parts = getattr(state.optimizer, "chained_optimizers", [state.optimizer])
     optimizer = getattr(parts[0], "config", None)
-    for settings, refused in ((optimizer, _OPTIMIZER), (state.model.ddp_config, _DDP), (state.config, _MODEL)):
-        for name, (without, instead) in refused.items():
-            value = getattr(settings, name, without)
-            if value is not None and value != without:
-                shown = getattr(value, "value", value)
-                raise UnsupportedState(f"{name}: is {shown!r}; a live world cannot be handed over with it: {instead}")
-    recipe = getattr(state.config, "fp8_recipe", None)
-    if getattr(state.config, "fp8", None) and getattr(recipe, "value", recipe) == "delayed":
-        raise UnsupportedState(
-            "fp8_recipe: is 'delayed'; its histories of maxima are state that no other world would have: "
-            "use fp8_recipe 'tensorwise', 'blockwise' or 'mxfp8'"
-        )
-
-
-_Refused = dict[str, tuple[object, str]]
-_OPTIMIZER: _Refused = {
-    "use_precision_aware_optimizer": (False, "masters and moments must be fp32; set it to False"),
-    "optimizer_cpu_offload": (False, "masters and moments must lie on the device; set it to False"),
-    "reuse_grad_buf_for_mxfp8_param_ag": (False, "weights would overwrite the gradients that move; set it to False"),
-}
-_DDP: _Refused = {
-    "nccl_ub": (False, "its buffers are registered with NCCL and cannot be given back; set it to False"),
-    "fp8_param_gather": (False, "weights must be bf16 or fp32; set it to False"),
-}
-_MODEL: _Refused = {
-    "fp8_param": (False, "weights must be bf16 or fp32; set it to False"),
-    "fp4_param": (False, "weights must be bf16 or fp32; set it to False"),
-    "cuda_graph_impl": ("none", "a graph keeps addresses and groups of its world; set it to 'none'"),
-    "enable_cuda_graph": (False, "a graph keeps addresses and groups of its world; set it to False"),
-    "external_cuda_graph": (False, "a graph keeps addresses and groups of its world; set it to False"),
-    "tp_comm_overlap": (False, "its buffers exist once in a process, which has two worlds; set it to False"),
-}
-"""Setting -> the value that is allowed, and why and what else."""
+    for name, why in refusals(optimizer, state.model.ddp_config, state.config).items():
+        raise UnsupportedState(f"{name}: {why}")
 
 
 def _check_buffers(model: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import inf
 
 from liver_core.reshard import CopyRuns, PlanError, RankPlan
@@ -16,6 +16,8 @@ from liver_core.reshard import CopyRuns, PlanError, RankPlan
 LOCAL = -1
 """The peer number of the process itself: its share is copied in memory, by the same rules as any other."""
 
+_GOLDEN = 40_503
+"""The golden ratio's part of 2^16."""
 Span = tuple[int, int]
 """start <= i < stop in the target's region."""
 
@@ -55,7 +57,8 @@ class Tile:
 def cut_tiles(
     plan: RankPlan, parameters: Iterable[Span], tile_elements: int, *, leaving: Mapping[int, float] | None = None
 ) -> tuple[Tile, ...]:
-    """All tiles of `plan` in rescue order: earliest deadline of a leaving source first, then by region offset.
+    """All tiles of `plan` in rescue order: earliest deadline of a leaving source first, then by region offset, where
+    each rank begins elsewhere and goes round.
 
     parameters: the ranges of the region that hold parameters, for example from `RankShards.parameters`.
     tile_elements: no tile has a longer range. A tile is a part of one parameter, or several small ones whole.
@@ -74,7 +77,18 @@ def cut_tiles(
     covered, planned = sum(tile.elements for tile in tiles), plan.elements
     if covered != planned:
         raise PlanError(f"the plan writes {planned} elements of rank {plan.target_rank}, parameters have {covered}")
-    return tuple(sorted(tiles, key=lambda tile: (tile.deadline, tile.start)))
+    tiles.sort(key=lambda tile: (tile.deadline, tile.start))
+    return tuple(_spread(tiles, plan.target_rank))
+
+
+def _spread(tiles: Iterable[Tile], rank: int) -> Iterator[Tile]:
+    """Ranks of a stage hold the same places of a model, and would all read from the same sources at the same time."""
+    for _, equal in groupby(tiles, key=lambda tile: tile.deadline):
+        held = list(equal)
+        # Multiples of the golden ratio lie far apart, however many of them there are.
+        first = rank * _GOLDEN % 2**16 * len(held) // 2**16
+        yield from held[first:]
+        yield from held[:first]
 
 
 def clip_runs(run: CopyRuns, start: int, stop: int) -> Iterator[CopyRuns]:

@@ -13,7 +13,7 @@ def test_every_setting_that_is_refused_exists_and_is_named_with_what_to_set():
     found = run_alone(_refused)
     assert found.pop("plain") == ""
     assert found.pop("fp8 with current scaling") == ""
-    assert len(found) == 12
+    assert len(found) == 26
     for name, said in found.items():
         assert said.startswith(f"{name}: is "), (name, said)
         assert "set it to" in said or "use fp8_recipe" in said, said
@@ -58,6 +58,7 @@ def _refused() -> dict[str, str]:
     from megatron.core.transformer import TransformerConfig
 
     from liver_core.state import built_state
+    from liver_core.state import unsupported_settings as unsupported
     from liver_core.state.step_counts import UnsupportedState
 
     def said(optimizer: dict, ddp: dict, model: dict) -> str:
@@ -80,10 +81,14 @@ def _refused() -> dict[str, str]:
         return ""
 
     found = {"plain": said({}, {}, {})}
-    for place, refused in enumerate((built_state._OPTIMIZER, built_state._DDP, built_state._MODEL)):
+    values = {"cuda_graph_impl": "local", "num_distributed_optimizer_instances": 2, "mtp_num_layers": 1}
+    of_all = (unsupported._OPTIMIZER, unsupported._DDP, unsupported._MODEL, unsupported._STAGES)
+    for place, refused in enumerate(of_all):
         for name in refused:
             changes: list[dict] = [{}, {}, {}]
-            changes[place] = {name: "local" if name == "cuda_graph_impl" else True}
+            value = values.get(name, 2 if name.endswith("_size") or name.startswith("num_") else True)
+            stages = {"pipeline_model_parallel_size": 2} if refused is unsupported._STAGES else {}
+            changes[min(place, 2)] = {name: value, **stages}
             found[name] = said(*changes)
     found["fp8_recipe"] = said({}, {}, {"fp8": "hybrid", "fp8_recipe": Fp8Recipe.delayed})
     found["fp8 with current scaling"] = said({}, {}, {"fp8": "hybrid", "fp8_recipe": Fp8Recipe.tensorwise})
