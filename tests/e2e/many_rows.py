@@ -12,7 +12,8 @@ from psycopg import Connection
 from sqlalchemy import create_engine, select, text
 from sqlalchemy.orm import Session
 
-from liver_core.layout import Member, ParallelLayout, Roster, to_json
+from liver_core.layout import Member, ParallelLayout, Roster
+from service.db.roster_rows import stored_roster
 from service.handoffs.tables import HandoffRow
 from service.ledger import sums
 from service.notices.tables import NoticeRow
@@ -122,7 +123,7 @@ def _put_world(connection: Connection[Any], job_id: str) -> None:
         "INSERT INTO job_generations (job_id, generation, origin_id, parent, source_kind, layout, nodes, roster,"
         " reason, lost_steps, repeats_until, created_at, first_step_at) VALUES (%s, %s, gen_random_uuid(), %s,"
         " 'handoff', %s, %s, %s, 'spot notice', 0, 0, now() - interval '1 hour', now() - interval '1 hour')",
-        (job_id, generation, generation - 1, str(WORLD), NODES, json.dumps(to_json(world))),
+        (job_id, generation, generation - 1, str(WORLD), NODES, json.dumps(stored_roster(world))),
     )
     rank = {"job_id": job_id, "generation": generation, "stage": "training", "step": step, "pid": 1, "reason": None}
     with connection.cursor() as cursor:

@@ -13,7 +13,8 @@ from sqlalchemy import event
 
 from agent.protocol.values import HandoffCause, HandoffState
 from liver_core.handoff import Rung
-from liver_core.layout import ParallelLayout, to_json
+from liver_core.layout import ParallelLayout
+from service.db.roster_rows import stored_roster
 from service.handoffs.tables import HandoffRow
 from service.jobs.operations import activate, add_generation, lock_job, new_birth
 from service.jobs.tables import CheckpointRow, JobStepRow, SourceKind
@@ -68,7 +69,7 @@ def _handoff(handoff_id: UUID, job_id: str, at: Any) -> HandoffRow:
     return HandoffRow(
         handoff_id=handoff_id, job_id=job_id, parent=1, generation=None, proposer="node-0",
         cause=HandoffCause.NOTICE.value, rung=Rung.LIVE.value, source=None, target_layout="TP1", opened_at=at,
-        changed_at=at, recorded_at=at, target=to_json(roster(job_id, 2, ParallelLayout(), "node-0")),
+        changed_at=at, recorded_at=at, target=stored_roster(roster(job_id, 2, ParallelLayout(), "node-0")),
         state=(HandoffState.ABORTED if handoff_id.int % 2 else HandoffState.BROKEN).value,
     )  # fmt: skip
 

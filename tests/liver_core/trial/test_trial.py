@@ -48,8 +48,13 @@ def missing(found: dict[str, dict[str, Any]]) -> dict[str, str]:
     return {check: line["text"] for check, line in found.items() if line["result"] == "missing"}
 
 
-def test_the_reference_job_passes_every_check(corpus: str):
-    found = trial("liver_core.training.gpt:GptJob", corpus, drop_every=1)
+NARROW = {"precision": "bf16", "grad_reduce_in_fp32": False, "norms_in_fp32": True}
+
+
+@pytest.mark.parametrize("arguments", [{}, pytest.param(NARROW, marks=pytest.mark.thorough)], ids=["fp32", "16 bits"])
+def test_the_reference_job_passes_every_check(corpus: str, arguments: dict[str, Any]):
+    args = small_gpt(corpus, num_layers=2, **arguments)
+    found = trial("liver_core.training.gpt:GptJob", corpus, drop_every=1, args=args)
     assert {line["result"] for line in found.values()} == {"ok"}
     assert list(found) == [
         "module", "class", "build", "next world", "optimizer", "parameters", "layouts", "builds", "warm_up",

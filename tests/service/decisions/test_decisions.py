@@ -8,7 +8,8 @@ from sqlalchemy import func, select
 
 from agent.protocol.values import HandoffState
 from liver_core.handoff import Rung
-from liver_core.layout import ParallelLayout, to_json
+from liver_core.layout import ParallelLayout
+from service.db.roster_rows import stored_roster
 from service.decisions import operations
 from service.decisions.operations import trim_decisions
 from service.decisions.tables import DecisionRow
@@ -216,7 +217,7 @@ def test_a_decision_says_whether_a_change_costs_what_the_jobs_own_handoffs_lost_
         (HandoffState.BROKEN, Rung.LIVE, 80.0),
         (HandoffState.ACTIVE, Rung.LIVE, None),
     ]
-    target = to_json(roster(fleet.job_id, 90, ParallelLayout(pp=2), "a", "b"))
+    target = stored_roster(roster(fleet.job_id, 90, ParallelLayout(pp=2), "a", "b"))
     with context.sessions.begin() as session:
         for at, (state, rung, lost_s) in enumerate((*lost, *others)):
             opened = fleet.clock() + timedelta(seconds=at)

@@ -7,7 +7,8 @@ import pytest
 
 from agent.protocol.values import HandoffState
 from liver_core.handoff import Decision, Rung
-from liver_core.layout import Member, ParallelLayout, Roster, to_json
+from liver_core.layout import Member, ParallelLayout, Roster
+from service.db.roster_rows import stored_roster
 from service.handoffs.queries import as_open
 from service.handoffs.tables import HandoffRow
 
@@ -34,7 +35,7 @@ def test_leaving_nodes_may_go_once_the_next_world_no_longer_needs_them(
         rung=rung,
         decision=decision,
         leaving=["b"],
-        target=to_json(Roster("j", 2, ParallelLayout(), (Member("a", 0),))),
+        target=stored_roster(Roster("j", 2, ParallelLayout(), (Member("a", 0),))),
         opened_at=NOW,
         recorded_at=NOW,
         deadline_at=None,

@@ -46,7 +46,8 @@ BATCH: dict[str, Any] = {"global_batch": 4, "micro_batch": 1}
 """Every layout here accumulates gradients over two micro-batches or more."""
 
 PACE_S = 0.4
-MODES = {"fp32, buckets": OVERLAPPED, "bf16": {}}
+NARROW = {**OVERLAPPED, "grad_reduce_in_fp32": False, "norms_in_fp32": True}
+MODES = {"fp32, buckets": OVERLAPPED, "bf16": {}, "bf16, gradients too": NARROW}
 
 
 @pytest.fixture(scope="module", params=sample(MODES, "fp32, buckets"))
