@@ -13,9 +13,7 @@ from sqlalchemy.orm import Session
 from agent.protocol.sync import HandoffMirror
 from agent.protocol.values import HandoffState, Placement
 from liver_core.handoff import Decision, Rung
-from liver_core.layout import Roster
 from service.db.base import among
-from service.db.roster_rows import roster_from
 from service.handoffs.rules import OPEN, WAITS_TIMES_MAX, Declined, OpenHandoff, furthest, may_lose_leavers
 from service.handoffs.start_times import STARTS_LOOKED_AT, Starts, starts_of
 from service.handoffs.tables import DECLINED, HandoffRow
@@ -171,11 +169,6 @@ def untold(session: Session, job_id: str, generation: int) -> HandoffRow | None:
     """The handoff that has this number, unless it is known to have become active or to be broken."""
     row = session.scalars(select(HandoffRow).filter_by(job_id=job_id, generation=generation)).one_or_none()
     return None if row is None or row.state in (HandoffState.ACTIVE, HandoffState.BROKEN) else row
-
-
-def target_of(row: HandoffRow) -> Roster:
-    """The world that an opened handoff leads to."""
-    return roster_from(row.target)
 
 
 def placement_of(row: HandoffRow) -> Placement:

@@ -316,10 +316,10 @@ def _as_open(row: HandoffRow, seen: list[reported.NodeSeen]) -> OpenHandoff:
 
 def _told_at(session: Session, job: JobRow, ahead: int | None) -> datetime | None:
     """When the handoff to generation `ahead` was told of last, if every rank of its world trains there."""
-    row = handoffs.untold(session, job.job_id, ahead) if ahead is not None else None
-    if row is None or ahead is None:
+    row = None if ahead is None else handoffs.untold(session, job.job_id, ahead)
+    if ahead is None or row is None or world_of(session, job.job_id, ahead) is None:
         return None
-    return row.recorded_at if world_of(session, job.job_id, ahead) is not None else None
+    return row.recorded_at
 
 
 def world_of(session: Session, job_id: str, generation: int) -> Roster | None:

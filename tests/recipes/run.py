@@ -104,14 +104,13 @@ def refused(config: Any, name: str) -> dict[str, str]:
     return found
 
 
-def _spread(precision: Any, *targets: Any) -> None:
+def _spread(precision: Any, model: Any, optimizer: Any, ddp: Any) -> None:
     """Megatron-Bridge sets each field of the precision on the configurations that have one of that name."""
     if precision is None:
         return
     values = {name: value for name, value in vars(precision).items() if not name.startswith("_")}
     values["fp8_param"] = values.get("fp8_param_gather")
     values["fp4_param"] = values.get("fp4_param_gather")
-    model, optimizer, ddp = targets
     for target, table in ((model, StandIn.known.model), (optimizer, StandIn.known.optimizer), (ddp, StandIn.known.ddp)):
         for name, value in values.items():
             if name in table and value is not None:

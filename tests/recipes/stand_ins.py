@@ -88,9 +88,10 @@ class StandIn:
             return table[name]
         if kind == "ConfigContainer" and name in ("peft", "comm_overlap", "mixed_precision", "env_vars", "profiling"):
             return None
-        if kind.endswith("Config") or kind == "ConfigContainer":
-            made = None if kind != "ConfigContainer" else StandIn(kind="SubConfig")
-            return self.__dict__.setdefault(name, made)
+        if kind == "ConfigContainer":
+            return self.__dict__.setdefault(name, StandIn(kind="SubConfig"))
+        if kind.endswith("Config"):
+            return None
         if kind in ("loose", "provider"):
             return StandIn(kind=kind)
         raise AttributeError(f"{kind}.{name}")

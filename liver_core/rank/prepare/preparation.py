@@ -413,7 +413,7 @@ class Preparation:
         assert made.world is not None and made.state is not None and made.manifest is not None
         with released():
             made.live = adopt(made.state.model, made.state.optimizer, made.manifest, made.world)
-        assert made.live.optimizer.form  # Found beside training, so that the pause need not.
+        _ = made.live.optimizer.form  # Found beside training, so that the pause need not.
         if self.request.source is not None and made.live.device_bytes != made.placement.world_bytes:
             text = f"{made.live.device_bytes} bytes on the device, estimated were {made.placement.world_bytes}"
             raise StateMismatch(f"next world of rank {made.target_rank}: {text}")

@@ -170,9 +170,9 @@ class JobRows:
     def _told_at(self, seen: list[reported.NodeSeen], ahead: int | None) -> datetime | None:
         """When the handoff to generation `ahead` was told of last, if every rank of its world trains there."""
         row = self.handoffs.untold(ahead)
-        if row is None or ahead is None:
+        if ahead is None or row is None or reported.world_of(seen, self.job_id, ahead) is None:
             return None
-        return row.recorded_at if reported.world_of(seen, self.job_id, ahead) is not None else None
+        return row.recorded_at
 
     def activate_if_due(self, handoff: HandoffRow, now: datetime, *, store_node: str | None = None) -> str | None:
         """Make an active handoff the job's generation. None if it is (or already was), else why it cannot be."""

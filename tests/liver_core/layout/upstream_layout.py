@@ -20,6 +20,7 @@ import sys
 import textwrap
 import types
 import typing
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,6 @@ _3B = TransformerShape(32, 3_072, 24, 8, 8_192, 128_256, 8_192, is_tied=True, bu
 
 def _with_wide_norms(shape: TransformerShape) -> Manifest:
     """Its norms are fp32, so a chunk has two buffers."""
-    from dataclasses import replace
-
     held = manifest_of(shape)
     wide = (replace(each, dtype=FLOAT32) if "norm" in each.name else each for each in held.parameters)
     return replace(held, parameters=tuple(wide))
