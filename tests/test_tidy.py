@@ -390,3 +390,11 @@ def root_name(node: ast.expr) -> str:
     while isinstance(node, ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def test_every_argument_about_a_mutant_names_code_that_stands_there() -> None:
+    for each in tomllib.loads((ROOT / "tests/mutants/equivalent.toml").read_text())["mutant"]:
+        assert set(each) == {"file", "function", "change", "argument"}, each
+        changed = each["change"].split(" -> ")[0].strip()
+        lines = " ".join(line.strip() for line in (ROOT / each["file"]).read_text().splitlines())
+        assert changed in lines and each["argument"], each

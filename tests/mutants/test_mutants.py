@@ -1,6 +1,5 @@
 """The pure part of `make mutants`: where it mutates, what a seed draws, what is reported; and its own operators."""
 
-import tomllib
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ from cosmic_ray.operators.operator import Example
 from tests.mutants import sampling
 from tests.mutants.operators import Operators
 from tests.mutants.packages import PACKAGES
-from tests.mutants.run import ARGUMENTS, ROOT
+from tests.mutants.run import ROOT
 from tests.mutants.sampling import Fate, Mutant, Mutation
 
 SOURCE = '''"""Of a module."""
@@ -140,14 +139,6 @@ def test_each_own_operator_does_what_its_examples_say(name: str, example: Exampl
 )  # fmt: skip
 def test_own_operators_leave_alone_what_is_no_mistake_or_is_found_by_any_test(name: str, text: str) -> None:
     assert mutate_code(text, Operators()[name](), 0) is None
-
-
-def test_every_argument_still_names_code_that_stands_there() -> None:
-    for each in tomllib.loads(ARGUMENTS.read_text()).get("mutant", []):
-        assert set(each) == {"file", "function", "change", "argument"}, each
-        first = each["change"].split(" -> ")[0].strip()
-        lines = " ".join(line.strip() for line in (ROOT / each["file"]).read_text().splitlines())
-        assert first in lines and each["argument"], each
 
 
 def test_every_package_has_sources_and_tests_that_exist() -> None:
