@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 
 from liver_core.device.region import Region
 from liver_core.streaming.header import StepHeader
-from liver_core.streaming.window_step import GroupSpan, Replayer, ReplayError
+from liver_core.streaming.window_step import Clip, GroupSpan, Replayer, ReplayError
 from tests.liver_core.device.regions import cut_region
+from tests.liver_core.streaming import optimizers
 from tests.liver_core.streaming.optimizers import OPTIMIZERS, Whole, same_bits
 
 SIZES = [700, 1, 333, 64, 2000]
@@ -75,6 +77,21 @@ def test_state_in_several_pieces_and_gradients_of_16_bits_are_stepped_as_the_sou
     name: str, dtype: torch.dtype
 ):
     """A source makes fp32 of its gradients before it clips them."""
+    step_in_pieces(name, dtype, optimizers.clip)
+
+
+def test_that_a_gradient_is_clipped_before_it_is_fp32_would_be_seen():
+    def clip_narrow(parameters: list[torch.nn.Parameter], limit: float, norm: float) -> None:
+        optimizers.clip(parameters, limit, norm)
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad.copy_(parameter.grad.bfloat16())
+
+    with pytest.raises(AssertionError, match="'master', 1"):
+        step_in_pieces("sgd", torch.bfloat16, clip_narrow)
+
+
+def step_in_pieces(name: str, dtype: torch.dtype, clip: Clip) -> None:
     generator = torch.Generator().manual_seed(9)
     source = Whole(name, torch.randn(sum(SIZES), generator=generator), SIZES)
     ends = [stop for _, stop in source.spans]
@@ -83,7 +100,7 @@ def test_state_in_several_pieces_and_gradients_of_16_bits_are_stepped_as_the_sou
     }
     regions["grad"] = Region(tensor.to(dtype) for tensor in regions["grad"].tensors)
     places = [GroupSpan(start, stop, at % 2) for at, (start, stop) in enumerate(source.spans)]
-    replayer = Replayer(source.rule, regions, places, window_elements=500)
+    replayer = Replayer(replace(source.rule, clip=clip), regions, places, window_elements=500)
     assert set(replayer.stages) == (set() if dtype == torch.float32 else {"grad"})
     for version in range(1, STEPS + 1):
         rounded = torch.randn(sum(SIZES), generator=generator).to(dtype).float()

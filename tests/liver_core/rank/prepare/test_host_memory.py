@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -245,6 +246,53 @@ def test_the_kernel_sees_no_more_than_both_accounts_say_and_all_of_it_comes_back
             # The world that went and the one that waited are not there beside the one that has come.
             switched = next(event[2] for event in events if event[0] == "resident at the switch")
             assert switched - before[member] < SLACK
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("narrow", [{}, {"precision": "bf16", "grad_reduce_in_fp32": False}], ids=["fp32", "bf16"])
+def test_at_its_peak_a_live_handoff_takes_what_its_account_says(corpus: str, narrow: dict[str, Any]):
+    """Also where tiles, ring and gradients have 16 bits: those are fp32 on the way to a step, window by window."""
+    model = small_gpt(corpus, **BIG, **narrow, num_layers=4, seq_length=8)
+    setup = RankSetup(model, memory=True, global_batch=2, micro_batch=1, stream={"ring_depth": 4}, bring_up_s=8.0)
+    with Cluster(setup) as cluster:
+        members = cluster.launch("PP2", "ab").members
+        cluster.await_step(members[0], 3)
+        for number, (layout, nodes) in enumerate((("TP2", "ba"), ("PP2", "ab"), ("TP2", "ba"))):
+            pids = {member: cluster.ranks[member].process.pid for member in members}
+            before = settled(cluster, pids)
+            request = cluster.open(layout, nodes, rung=Rung.LIVE)
+            cluster.await_stage(members, request, "prepared", 90)
+            assert cluster.verdict(members[0], request) == (str(Rung.LIVE), "")
+            resident(cluster, members)  # it follows a few steps
+            cluster.complete(request)
+            if number == 0:  # In it a rank uses much for the first time.
+                continue
+            for member, pid in pids.items():
+                account = cluster.stages(member, request.handoff_id)[-1][2]["extra_bytes_peak"]
+                assert account > 5 * SLACK
+                assert account / 2 < peak_bytes(pid) - before[member] < account + SLACK, (layout, member)
+
+
+def settled(cluster: Cluster, pids: dict[Member, int]) -> dict[Member, int]:
+    """Peaks of a few steps alone, as soon as what the last handoff left has gone; the kernel counts anew from here."""
+    peaks = dict.fromkeys(pids, 0)
+
+    def quiet() -> bool:
+        before = dict(peaks)
+        for pid in pids.values():
+            Path(f"/proc/{pid}/clear_refs").write_text("5")  # forgets the peak: proc(5)
+        resident(cluster, [*pids])
+        peaks.update({member: peak_bytes(pid) for member, pid in pids.items()})
+        return all(abs(peaks[member] - before[member]) < SLACK / 4 for member in pids)
+
+    cluster.wait_for(quiet, 60, "steps that all take as much")
+    return peaks
+
+
+def peak_bytes(pid: int) -> int:
+    """The most resident bytes that the process has had (VmHWM)."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
 
 
 def _latest(cluster: Cluster, member: Member) -> int:
