@@ -11,7 +11,16 @@ from typing import Any, get_args
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from agent.protocol.errors import FieldProblem
-from agent.protocol.jobfile import ENTRYPOINT_PATTERN, EXAMPLE, LAYOUT_PATTERN, REFERENCE_TAG, TEXT_TAG, JobFile
+from agent.protocol.jobfile import (
+    ENTRYPOINT_PATTERN,
+    EXAMPLE,
+    LAYOUT_PATTERN,
+    REFERENCE_TAG,
+    TEXT_TAG,
+    DdpRules,
+    JobFile,
+    ModelShape,
+)
 from agent.protocol.plain_rules import RULE_CHARS_MAX, rule_in_words
 from liver_core import PACKAGES
 
@@ -45,7 +54,21 @@ def check_job_file(content: object) -> JobFile:
     if (top := re.split(r"[.:]", found.entrypoint)[0]) in PACKAGES and top != "liver_core":
         rule = f"must not begin with {top}: it is the name of a package of LiveR, which ranks import in its place"
         raise JobFileError((FieldProblem(field="entrypoint", rule=f"{rule}; rename yours"),))
+    if problems := tuple(_said_elsewhere(found)):
+        raise JobFileError(problems)
     return found
+
+
+def _said_elsewhere(job: JobFile) -> Iterator[FieldProblem]:
+    """What `args` say of the model's shape or of DDP, which the planner reads in the sections of those alone."""
+    places = {name: f"model.{name}" for name in ModelShape.model_fields}
+    places |= {f"ddp_{name}" if name == "bucket_size" else name: f"ddp.{name}" for name in DdpRules.model_fields}
+    said = job.model_dump(mode="json")
+    for name in job.args.keys() & places.keys():
+        section, _, field = places[name].partition(".")
+        if (said[section] or {}).get(field) != job.args[name]:
+            rule = f"belongs to {places[name]}, which the planner counts with and the entrypoint gets too; say it there"
+            yield FieldProblem(field=f"args.{name}", rule=rule)
 
 
 def _problem(item: Mapping[str, Any]) -> FieldProblem:

@@ -22,6 +22,11 @@ class Forwarding:
         """News is told at once."""
         self._again_at = float("-inf")
 
+    def begin_anew(self) -> None:
+        """A handoff has ended: that a candidate made nothing of a notice while it was open says nothing of it."""
+        self._told.clear()
+        self.take_news()
+
     def tell(self, candidates: tuple[str, ...], about: Iterable[str], now: float) -> tuple[ForwardNotices, ...]:
         """What is to be told now, if anything is; `candidates`: first choice first."""
         if self._is_telling or now < self._again_at:

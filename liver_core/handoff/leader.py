@@ -123,6 +123,8 @@ class Leader:
     def _on_losses(self, known: LossesKnown, now: float) -> Effects:
         in_this_world = self._known is None or self._known.world.generation == known.world.generation
         self._asked_to_lead = self._asked_to_lead and (in_this_world or self._asked_anew)
+        if self._known is not None and self._known.promised is not None and known.promised is None:
+            self._forwarding.begin_anew()
         self._known, self._asked_anew = known, False
         if known.news:
             self._forwarding.take_news()

@@ -12,8 +12,8 @@ from liver_core.state.megatron_optimizer import model_and_main, unwrapped
 from liver_core.state.optimizer_chain import optimizer_chain
 from liver_core.state.optimizer_step import group_key
 from liver_core.state.step_counts import UnsupportedState
-from liver_core.state.unsupported_settings import refusals
 from liver_core.training.job import TrainState
+from liver_core.training.unsupported_settings import refusals
 from liver_core.worlds.megatron import MegatronWorld, split_parameters
 
 _FINISH_BUILD = "liver_core.training.megatron_job.finish_build does it"
@@ -38,6 +38,7 @@ def check_built(state: Any, world: MegatronWorld) -> TrainState:
                 "load_state_dict, or must be None"
             )
     _check_settings(state)
+    _check_trained(unwrapped(state.model))
     _check_buffers(unwrapped(state.model))
     _check_marks(state)
     check_groups(state)
@@ -59,6 +60,16 @@ def _check_settings(state: TrainState) -> None:
     optimizer = getattr(parts[0], "config", None)
     for name, why in refusals(optimizer, state.model.ddp_config, state.config).items():
         raise UnsupportedState(f"{name}: {why}")
+
+
+def _check_trained(model: Any) -> None:
+    """Megatron gives a parameter without a gradient no place in its buffers, where LiveR looks for it."""
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    if frozen:
+        raise UnsupportedState(
+            f"parameter {frozen[0]}: is frozen (requires_grad=False), one of {len(frozen)} such; frozen parameters are "
+            "not moved yet, all must be trained"
+        )
 
 
 def _check_buffers(model: Any) -> None:

@@ -31,10 +31,11 @@ from liver_core.layout.manifest import DTYPE_BYTES, FLOAT32, GRAD
 from liver_core.memory.memory_placement import MASTER
 from liver_core.same_value import same_value
 from liver_core.state.buckets import owned_parts
+from liver_core.state.described import check_cut
 from liver_core.state.live_state import LiveState, OwnedParameter
 from liver_core.state.optimizer_chain import OptimizerChain, optimizer_chain
 from liver_core.state.step_counts import UnsupportedState, as_kept
-from liver_core.worlds.megatron import MegatronWorld
+from liver_core.worlds.megatron import MegatronWorld, building
 
 _DTYPES = {getattr(torch, name): name for name in DTYPE_BYTES}
 
@@ -49,7 +50,8 @@ def describe_parameters(model: Any, world: MegatronWorld) -> tuple[ParameterSpec
     Each spec is complete: unsharded shape, the dim split by tensor parallelism, gated blocks, global layer number.
     """
     module = unwrapped(model)
-    sharded = module.sharded_state_dict(metadata={"dp_cp_group": world.collection.dp_cp})
+    with building(world):  # Without a default group Megatron takes every group for one of a single rank.
+        sharded = module.sharded_state_dict(metadata={"dp_cp_group": world.collection.dp_cp})
     by_storage = {
         id(entry.data): entry for entry in sharded.values() if isinstance(entry, ShardedTensor | ShardedTensorFactory)
     }
@@ -72,6 +74,7 @@ def _spec(name: str, parameter: torch.nn.Parameter, entry: Any, order: int, worl
         shape[tp_dim] *= world.layout.tp
     if parameter.dtype not in _DTYPES:
         raise UnsupportedState(f"parameter {name}: is {parameter.dtype}; known are {', '.join(_DTYPES.values())}")
+    check_cut(name, tuple(parameter.shape), pieces, tp_dim, world.layout.tp)
     layer = _layer_of(pieces[0])
     place = "layer" if layer >= 0 else ("first" if world.coordinates.pp == 0 and "embedding" in name else "last")
     return ParameterSpec(

@@ -61,9 +61,13 @@ class OptimizerChain:
     @property
     def form(self) -> OptimizerForm:
         """What a step changes; found once, on the device. A rank may own nothing of a part, which then tells nothing.
-        Raises UnsupportedState as `form_of`, and where two parts differ."""
-        inner = self.inner
-        owned = [each for each in inner if any(group["params"] for group in each.param_groups)] or [inner[0]]
+        Raises UnsupportedState as `form_of`, where two parts differ, and where this rank owns nothing at all."""
+        owned = [each for each in self.inner if any(group["params"] for group in each.param_groups)]
+        if not owned:
+            raise UnsupportedState(
+                "optimizer: this rank owns no element of its stage, which has fewer than DP can share; use a layout "
+                "with less DP or less PP"
+            )
         first, *others = (form_of(each) for each in owned)
         for other in others:
             for name in ("moments", "counted", "attributes"):

@@ -32,7 +32,7 @@ class GptArguments(BaseModel):
 
     num_layers: int = Field(12, ge=1, le=1024)
     hidden_size: int = Field(128, ge=8)
-    ffn_hidden_size: int = Field(384, ge=8)
+    ffn_hidden_size: int | None = Field(None, ge=8, description="without it, four times hidden_size as in Megatron")
     num_attention_heads: int = Field(4, ge=1)
     num_query_groups: int | None = Field(None, ge=1)
     seq_length: int = Field(128, ge=8)
@@ -105,7 +105,7 @@ class GptJob(MegatronJob):
             ("num_layers", args.num_layers, "PP", layout.pp),
             ("num_attention_heads", heads, "TP", layout.tp),
             ("num_query_groups", groups, "TP", layout.tp),
-            ("ffn_hidden_size", args.ffn_hidden_size, "TP", layout.tp),
+            ("ffn_hidden_size", args.ffn_hidden_size or 4 * args.hidden_size, "TP", layout.tp),
             ("padded_vocab_size", args.padded_vocab_size, "TP", layout.tp),
             ("global_batch", self.global_batch, "micro_batch x DP", per_round),
         )

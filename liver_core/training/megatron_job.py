@@ -26,6 +26,7 @@ from megatron.core.transformer import TransformerConfig
 
 from liver_core.device.rank_device import on_device, own_device
 from liver_core.training.job import MicroBatch, StepResult, TrainingJob, TrainState
+from liver_core.training.unsupported_settings import refusals
 from liver_core.worlds.megatron import MegatronWorld, mark_tensor_parallel
 
 _log = logging.getLogger(__name__)
@@ -71,6 +72,9 @@ def finish_build(
             "trains, and LiveR fills parameters from initial_parameter. Use TransformerConfig(**config_for(world), ...)"
         )
     ddp = ddp or DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
+    # Megatron itself may fail over some of them, with a word about something else.
+    for name, why in refusals(optimizer, ddp, config).items():
+        raise ValueError(f"{name}: {why}")
     if not (optimizer.use_distributed_optimizer and ddp.use_distributed_optimizer):
         _log.warning("use_distributed_optimizer: set to True; steps are the same, and its shards are what LiveR moves")
         optimizer.use_distributed_optimizer = ddp.use_distributed_optimizer = True

@@ -38,7 +38,7 @@ def _buckets(args: dict[str, object]) -> BucketRule:
     if args.get("overlap_grad_reduce") is not True:
         return BucketRule()
     size = args.get("ddp_bucket_size")
-    if isinstance(size, int):
+    if isinstance(size, int) and size > 0:
         return BucketRule(elements_max=size)
     return BucketRule(elements_max=BUCKET_ELEMENTS, elements_max_per_dp=BUCKET_ELEMENTS_PER_DP)
 

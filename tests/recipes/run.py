@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from liver_core.state.unsupported_settings import refusals
+from liver_core.training.unsupported_settings import refusals
 from tests.recipes.stand_ins import Plain, StandIn, install
 
 PACKAGES = {"performance": "megatron.bridge.perf_recipes", "library": "megatron.bridge.recipes"}

@@ -42,6 +42,9 @@ MISTAKES = [
     ({"name": "x" * 64}, "name", "must have at most 63 characters"),
     ({"checkpoint": {"path": ""}}, "checkpoint.path", "must not be empty, such as /tmp/checkpoints; is ''"),
     ({"deadline": "2030-01-01T00:00:00"}, "deadline", "must have a time zone"),
+    ({"args": {"num_layers": 7}}, "args.num_layers", "belongs to model.num_layers"),
+    ({"args": {"ffn_hidden_size": 64}}, "args.ffn_hidden_size", "belongs to model.ffn_hidden_size"),
+    ({"args": {"ddp_bucket_size": 0}}, "args.ddp_bucket_size", "belongs to ddp.bucket_size"),
 ]
 
 

@@ -221,6 +221,16 @@ def test_who_did_not_answer_is_left_alone_for_a_while_and_who_did_nothing_is_pas
     assert told(now.look(loss)) == [("a", "b", "c")], "none is left: all of them anew"
 
 
+def test_that_nothing_was_made_of_a_notice_while_a_handoff_was_open_says_nothing_once_it_has_ended():
+    now = Scene("d")
+    now.look(now.goes("d"))
+    now.hear(Forwarded("a"))
+    now.now += FORWARD_PATIENCE_S + 0.1
+    loss = now.goes("d")
+    assert told(now.look(loss, promised=Promised("a", frozenset("abc")))) == []
+    assert told(now.look(loss)) == [("a", "b", "c")]
+
+
 def test_news_is_told_at_once_and_what_is_no_news_is_not():
     now = Scene("d")
     now.look(now.goes("d"))

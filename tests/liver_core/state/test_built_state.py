@@ -58,8 +58,8 @@ def _refused() -> dict[str, str]:
     from megatron.core.transformer import TransformerConfig
 
     from liver_core.state import built_state
-    from liver_core.state import unsupported_settings as unsupported
     from liver_core.state.step_counts import UnsupportedState
+    from liver_core.training import unsupported_settings as unsupported
 
     def said(optimizer: dict, ddp: dict, model: dict) -> str:
         parts = (

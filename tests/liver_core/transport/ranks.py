@@ -25,14 +25,17 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from liver_core.reshard import CopyRuns
 from liver_core.transport.mixed import MixedTransport
 from liver_core.transport.protocol import Call, Transport, TransportError
+from liver_core.transport.relay.local import LocalRelay
 from tests.cluster.real_ranks import PRELOAD
 from tests.liver_core.transport.in_memory import Fault, FaultKind, InMemoryTransport, MemoryNetwork
+from tests.liver_core.transport.relays import RelayProcess
 
 _PROCESSES = (pytest.mark.real,)
 KINDS = (
     "memory",  # on threads
     pytest.param("nixl", marks=_PROCESSES),
     pytest.param("torch", marks=_PROCESSES),
+    pytest.param("relay", marks=_PROCESSES),
     pytest.param("mixed", marks=(*_PROCESSES, pytest.mark.thorough)),
 )
 
@@ -95,8 +98,8 @@ Scenario = Callable[[Rank], Any]
 
 def run_ranks(kind: str, size: int, scenario: Scenario, limit_s: float = 90.0) -> list[Any]:
     """Results by rank, None for a rank that died or stalled. Raises AssertionError with the traceback of a failure."""
-    pipes = [multiprocessing.Pipe() for _ in range(size)]
     if kind == "memory":
+        pipes = [multiprocessing.Pipe() for _ in range(size)]
         network = MemoryNetwork()
         threads = [
             threading.Thread(target=_main, args=(scenario, Rank(kind, rank, size, pipes[rank][1], network)))
@@ -109,13 +112,21 @@ def run_ranks(kind: str, size: int, scenario: Scenario, limit_s: float = 90.0) -
         finally:
             for thread in threads:
                 thread.join(5)
+    if kind == "relay":
+        with RelayProcess() as relay:
+            return _on_processes(kind, size, scenario, limit_s, relay.local)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=limit_s))
+    return _on_processes(kind, size, scenario, limit_s, store.port)
+
+
+def _on_processes(kind: str, size: int, scenario: Scenario, limit_s: float, shared: Any) -> list[Any]:
+    pipes = [multiprocessing.Pipe() for _ in range(size)]
     context: Any = multiprocessing.get_context("fork")
     if "<" not in getattr(scenario, "__qualname__", "<partial>"):
         # A fork of this process has the locks that its threads held just then. What can be pickled starts clean.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
-    ranks = [Rank(kind, rank, size, pipes[rank][1], store.port) for rank in range(size)]
+    ranks = [Rank(kind, rank, size, pipes[rank][1], shared) for rank in range(size)]
     processes = [context.Process(target=_main, args=(scenario, rank), daemon=True) for rank in ranks]
     for process in processes:
         process.start()
@@ -133,6 +144,10 @@ def _make(kind: str, name: str, shared: Any) -> Transport:
     """Imports here: an agent or a process group must not exist in the parent that forks."""
     if kind == "memory":
         return InMemoryTransport(name, shared)
+    if kind == "relay":
+        from liver_core.transport.relay.transport import RelayTransport
+
+        return RelayTransport(name, LocalRelay(shared))
     if kind.startswith("nixl"):
         if kind == "nixl-tcp":  # As between nodes without RDMA, where UCX could only emulate reads.
             os.environ["UCX_TLS"] = "tcp"

@@ -1,0 +1,47 @@
+"""The relay as a process: `python -m liver_core.transport.relay`. Its configuration is one line of JSON on standard
+input, since it holds a key; the answer is one line on standard output. Ends by itself, or on SIGTERM."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+
+from liver_core.transport.relay.relay import Relay, RelayConfig
+
+
+def main() -> int:
+    """Serve until told to end. 2: it cannot listen, and standard output says why."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s relay: %(message)s")
+    given = json.loads(sys.stdin.readline())
+    low, high = given["ports"]
+    config = RelayConfig(
+        local=given["local"],
+        host=given["host"],
+        ports=(low, high),
+        keys=tuple(bytes.fromhex(key) for key in given["keys"]),
+        uids=tuple(given["uids"]),
+        bytes_per_s=given.get("bytes_per_s"),
+    )
+    try:
+        relay = Relay(config)
+    except OSError as error:
+        sys.stdout.write(
+            json.dumps({"error": f"{config.host}, ports {low} to {high}: {error.strerror or error}"}) + "\n"
+        )
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: relay.end())
+    sys.stdout.write(json.dumps({"host": config.host, "port": relay.port}) + "\n")
+    sys.stdout.flush()
+    relay.serve()
+    counts = relay.counts
+    logging.info(
+        "served %d reads, %.3f GB; %d met another version, %d were refused; %d strangers",
+        *(counts.reads, counts.bytes / 1e9, counts.moved, counts.refused, counts.strangers),
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,296 @@
+"""The relay itself: ranks of this machine register what may be read, and have it connect them to other relays. Readers
+on other machines ask for bytes, which it reads out of the ranks' memory without their help.
+
+A thread for each connection; each holds one answer in memory. A rank is forgotten when its connection ends, or its
+process does. Only who holds the handoff's key is let in; only processes of the ranks' user may register or dial.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from liver_core.transport.relay.memory import Place, ProcessMemory, ServedRank, UnreadableMemory
+from liver_core.transport.relay.messages import (
+    REQUEST_HEADER_BYTES,
+    TEXT_BYTES_MAX,
+    Answer,
+    Request,
+    Status,
+    WireError,
+)
+from liver_core.transport.relay.sockets import (
+    BUFFER_BYTES,
+    admit,
+    dial,
+    receive,
+    receive_local,
+    send_all,
+    send_local,
+)
+
+READERS_MAX = 1_024
+STRANGERS_MAX = 256
+"""Connections that have not proved yet that they hold the key."""
+LOCALS_MAX = 256
+ENDPOINTS_MAX = 256
+TOKEN_BYTES = 32
+DIAL_S_MAX = 30.0
+LONELY_S = 30.0
+"""A relay that no rank is connected to for so long ends: its handoff is over, or its ranks are."""
+_LOOK_S = 1.0
+_CREDENTIALS = struct.Struct("3i")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RelayConfig:
+    """`local`: name of the abstract unix socket for ranks. `host`, `ports`: where readers connect, the first free one.
+    `keys`: of the handoff, the current first. `uids`: users of ranks. `bytes_per_s`: most that it sends; None: all."""
+
+    local: str
+    host: str
+    ports: tuple[int, int]
+    keys: tuple[bytes, ...]
+    uids: tuple[int, ...]
+    bytes_per_s: float | None = None
+
+
+@dataclass(slots=True)
+class RelayCounts:
+    """Since the relay began. `moved`: reads whose guard did not hold, of which no byte was sent."""
+
+    bytes: int = 0
+    reads: int = 0
+    moved: int = 0
+    refused: int = 0
+    strangers: int = 0
+
+
+class Budget:
+    """A token bucket: `take` sleeps until so many bytes may be sent. For any thread."""
+
+    def __init__(self, bytes_per_s: float | None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._clock = bytes_per_s, clock
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def wait_s(self, size: int) -> float:
+        """Reserve `size` bytes: how long to wait before they are sent."""
+        if self._rate is None:
+            return 0.0
+        with self._lock:
+            now = self._clock()
+            start = max(now, self._free_at)
+            self._free_at = start + size / self._rate
+            return start - now
+
+    def take(self, size: int) -> None:
+        """Wait for the right to send `size` bytes."""
+        if (seconds := self.wait_s(size)) > 0:
+            time.sleep(seconds)
+
+
+class Relay:
+    """See the module. `port` is known from the start; `serve` returns when the relay is over."""
+
+    def __init__(self, config: RelayConfig) -> None:
+        """Raises OSError where no port is free, or the local name is taken."""
+        self.config = config
+        self.counts = RelayCounts()
+        self._endpoints: dict[str, ServedRank] = {}
+        self._lock = threading.Lock()
+        self._budget = Budget(config.bytes_per_s)
+        self._ended = threading.Event()
+        self._lonely_since = time.monotonic()
+        self._local_count = 0
+        self._readers: set[socket.socket] = set()
+        self._strangers = threading.BoundedSemaphore(STRANGERS_MAX)
+        self._tcp = listen(config.host, config.ports)
+        self.port: int = self._tcp.getsockname()[1]
+        self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._unix.bind(f"\0{config.local}")
+        self._unix.listen(LOCALS_MAX)
+
+    def serve(self) -> None:
+        """Until `end`, or until nobody has needed it for a while."""
+        for name, listener, take in (("tcp", self._tcp, self._take_stranger), ("local", self._unix, self._take_local)):
+            threading.Thread(target=self._accept, args=(listener, take), name=f"relay-{name}", daemon=True).start()
+        while not self._ended.wait(_LOOK_S):
+            with self._lock:
+                lonely = not self._local_count and time.monotonic() - self._lonely_since > LONELY_S
+            if lonely:
+                self.end()
+        for listener in (self._tcp, self._unix):
+            # A thread in accept() keeps the listener: this wakes it.
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+
+    def end(self) -> None:
+        """Have `serve` return. For any thread, and for a signal handler."""
+        self._ended.set()
+
+    def _accept(self, listener: socket.socket, take: Callable[[socket.socket], None]) -> None:
+        while not self._ended.is_set():
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                if self._ended.wait(0.05):  # Out of descriptors, perhaps.
+                    return
+                continue
+            try:
+                take(connection)
+            except RuntimeError:  # No thread can be started.
+                connection.close()
+
+    # Readers.
+
+    def _take_stranger(self, connection: socket.socket) -> None:
+        with self._lock:
+            full = len(self._readers) >= READERS_MAX
+        if full or not self._strangers.acquire(blocking=False):
+            connection.close()
+            return
+        threading.Thread(target=self._serve_reader, args=(connection,), name="reader", daemon=True).start()
+
+    def _serve_reader(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                admit(connection, self.config.keys)
+            except (OSError, WireError):
+                self.counts.strangers += 1
+                return
+            finally:
+                self._strangers.release()
+            with self._lock:
+                self._readers.add(connection)
+            try:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+                self._answer_all(connection)
+            except (OSError, WireError) as error:
+                _log.info("a reader is gone: %s", error)
+            finally:
+                with self._lock:
+                    self._readers.discard(connection)
+
+    def _answer_all(self, connection: socket.socket) -> None:
+        buffer = np.empty(0, dtype=np.uint8)
+        while not self._ended.is_set():
+            header = receive(connection, REQUEST_HEADER_BYTES)
+            request = Request.decode(header, receive(connection, Request.body_bytes(header)))
+            if (size := request.bytes) > len(buffer):
+                buffer = np.empty(size, dtype=np.uint8)
+            answer, text = self._answer(request, buffer[:size])
+            whole = answer.status is Status.WHOLE
+            self._budget.take(answer.bytes)
+            send_all(connection, [answer.encode(), buffer[:size] if whole else text])
+
+    def _answer(self, request: Request, into: np.ndarray) -> tuple[Answer, bytes]:
+        served, counts = self._endpoints.get(request.source), self.counts
+        try:
+            if served is None:
+                raise UnreadableMemory(f"no endpoint {request.source[:64]!r} here: its rank has ended, or never was")
+            held, value = served.read(request, into)
+        except UnreadableMemory as error:
+            text = str(error).encode()[:TEXT_BYTES_MAX]
+            counts.refused += 1
+            return Answer(request.number, Status.REFUSED, 0, len(text)), text
+        counts.reads += 1
+        if held:
+            counts.bytes += len(into)
+            return Answer(request.number, Status.WHOLE, value, len(into)), b""
+        assert request.guard is not None
+        counts.moved += 1
+        return Answer(request.number, Status.MOVED, value, 0), b""
+
+    # Ranks of this machine.
+
+    def _take_local(self, connection: socket.socket) -> None:
+        pid, uid, _ = _CREDENTIALS.unpack(
+            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        with self._lock:
+            refused = uid not in self.config.uids or self._local_count >= LOCALS_MAX
+            if not refused:
+                self._local_count += 1
+        if refused:
+            connection.close()
+            return
+        threading.Thread(target=self._serve_local, args=(connection, pid), name="rank", daemon=True).start()
+
+    def _serve_local(self, connection: socket.socket, pid: int) -> None:
+        registered: dict[str, ServedRank] = {}
+        try:
+            with connection, contextlib.suppress(OSError, WireError):
+                while True:
+                    message, descriptors = receive_local(connection)
+                    for each in descriptors:
+                        socket.close(each)
+                    self._obey(connection, pid, message, registered)
+        finally:
+            with self._lock:
+                for name in registered:
+                    del self._endpoints[name]
+                self._local_count -= 1
+                self._lonely_since = time.monotonic()
+
+    def _obey(
+        self, connection: socket.socket, pid: int, message: dict[str, Any], registered: dict[str, ServedRank]
+    ) -> None:
+        try:
+            match message:
+                case {"register": str(name), "token_at": int(token_at), "regions": dict(regions)}:
+                    token = self._register(name, pid, token_at, regions, registered)
+                    send_local(connection, {"host": self.config.host, "port": self.port, "token": token.hex()})
+                case {"dial": [str(host), int(port)], "seconds": int() | float() as seconds}:
+                    deadline = time.monotonic() + min(float(seconds), DIAL_S_MAX)
+                    with dial(host, port, self.config.host, self.config.keys, deadline) as reader:
+                        send_local(connection, {"dialled": True}, [reader.fileno()])
+                case _:
+                    raise WireError("a message registers or dials")
+        except (OSError, UnreadableMemory, WireError) as error:
+            send_local(connection, {"error": str(error) or type(error).__name__})
+
+    def _register(
+        self, name: str, pid: int, token_at: int, regions: dict[str, Any], registered: dict[str, ServedRank]
+    ) -> bytes:
+        """The bytes at the address of the token, by which the rank sees that its memory is read."""
+        served = ServedRank(ProcessMemory(pid), {str(kind): Place.of(pieces) for kind, pieces in regions.items()})
+        token = np.empty(TOKEN_BYTES, dtype=np.uint8)
+        served.memory.read(Place.of([(token_at, TOKEN_BYTES)]).located(np.array([[0, TOKEN_BYTES]])), token)
+        with self._lock:
+            if name in self._endpoints or len(self._endpoints) >= ENDPOINTS_MAX:
+                raise WireError(f"endpoint {name!r} is registered already, or {ENDPOINTS_MAX} are")
+            self._endpoints[name] = registered[name] = served
+        return token.tobytes()
+
+
+def listen(host: str, ports: Sequence[int]) -> socket.socket:
+    """A listening socket on exactly this address, on the first free port from `ports[0]` to `ports[1]`; 0: any.
+
+    Raises OSError.
+    """
+    family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+    for port in range(ports[0], ports[1] + 1):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+            listener.listen(READERS_MAX)
+        except OSError:
+            listener.close()
+            if port == ports[1]:
+                raise
+        else:
+            return listener
+    raise OSError(f"no port from {ports[0]} to {ports[1]}")

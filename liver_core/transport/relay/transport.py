@@ -1,0 +1,230 @@
+"""Reads over the relays of other machines: one-sided for the ranks that are read, plain TCP in between.
+
+A source registers its regions with the relay of its own machine and does nothing more. A reader is connected by the
+relay of its machine to that of the source's.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import torch
+
+from liver_core.device import is_host, settle
+from liver_core.device.region import AnyRegion
+from liver_core.device.waits import DeviceWait
+from liver_core.reshard.plan import CopyRuns
+from liver_core.transport.places import piece_addresses
+from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout
+from liver_core.transport.regions import Address, Regions, Registered, batches, check_reads
+from liver_core.transport.relay.links import CHUNK_BYTES, Chunk, Links, advance
+from liver_core.transport.relay.local import DIAL_S, LocalRelay, NoRelay
+from liver_core.transport.relay.messages import RUNS_MAX
+from liver_core.transport.relay.relay import TOKEN_BYTES
+
+KIND = "relay"
+CONNECTIONS = 2
+"""To each relay: one fills while the other is read for, and large tiles do not take turns with sending."""
+_TOKEN = "token"
+Where: TypeAlias = tuple[str, int]
+"""Host and port of a relay."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    address: Address
+    where: Where
+
+
+class RelayTransport:
+    """See the module and `Transport`. `local`: the relay of this machine."""
+
+    one_sided = True
+
+    def __init__(self, name: str, local: LocalRelay) -> None:
+        self.name = name
+        self._local = local
+        self._regions = Regions()
+        self._token = torch.frombuffer(bytearray(os.urandom(TOKEN_BYTES)), dtype=torch.uint8)
+        self._landing = torch.zeros(TOKEN_BYTES, dtype=torch.uint8)
+        self._proof = Registered.of(Regions().added(None, {_TOKEN: self._landing})[1][_TOKEN].region)
+        self._registration: socket.socket | None = None
+        self._published = b""
+        self._peers: dict[int, _Peer] = {}
+        self._links: dict[Where, Links] = {}
+        self._selector = selectors.DefaultSelector()
+        self._open = True
+
+    def register(
+        self,
+        *,
+        sources: Mapping[str, AnyRegion] | None = None,
+        targets: Mapping[str, AnyRegion] | None = None,
+    ) -> None:
+        self._check_open(Call.REGISTER)
+        fresh = self._regions.added(sources, targets)
+        for kind, each in fresh[0].items():
+            if not is_host(each.region.device):
+                raise TransportError(Call.REGISTER, "the stream relay reads host memory only, not a GPU's", kind=kind)
+        self._regions.add(*fresh)
+
+    def address(self) -> bytes:
+        self._check_open(Call.REGISTER)
+        if self._published:
+            return self._published
+        regions = {
+            kind: [
+                (base, len(view)) for base, view in zip(piece_addresses(each.region), each.memory.views, strict=True)
+            ]
+            for kind, each in self._regions.sources.items()
+        }
+        extra: dict[str, str | int] = {}
+        if regions:
+            token, at = self._token.numpy().tobytes(), self._token.data_ptr()
+            try:
+                self._registration, host, port = self._local.register(
+                    self.name, token, at, {**regions, _TOKEN: [(at, TOKEN_BYTES)]}
+                )
+            except NoRelay as error:
+                raise TransportError(Call.REGISTER, str(error)) from error
+            extra = {"host": host, "port": port, "token": token.hex()}
+        self._regions.published = True
+        self._published = Address(KIND, self.name, self._regions.source_specs(), extra).encode()
+        return self._published
+
+    def start_progress(self) -> None:
+        """The relay makes all progress there is."""
+        self._check_open(Call.SERVE)
+
+    def calm(self) -> None:
+        """Nothing here is busy."""
+
+    def stop_progress(self) -> None:
+        """The relay serves until `close`."""
+
+    def connect(self, peer: int, address: bytes, deadline: float) -> None:
+        self._check_open(Call.CONNECT)
+        decoded = Address.decode(address, KIND, peer)
+        known = self._peers.get(peer)
+        if known is not None and known.address != decoded:
+            raise TransportError(Call.CONNECT, f"the number is taken by {known.address.name!r}", peer=peer)
+        try:
+            where = str(decoded.extra["host"]), int(decoded.extra["port"])
+            token = bytes.fromhex(decoded.extra["token"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise TransportError(Call.CONNECT, f"not an address of a source: {error!r}", peer=peer) from None
+        if where not in self._links:
+            self._links[where] = self._dial(peer, where, deadline)
+        table = check_reads(
+            [Read(0, _TOKEN, (CopyRuns(0, 0, TOKEN_BYTES),))], {0: {_TOKEN: self._proof.spec}}, {_TOKEN: self._proof}
+        )[0]
+        self._landing.zero_()
+        self._fetch({where: [Chunk(peer, decoded.name, _TOKEN, table, self._proof.memory)]}, deadline, Call.CONNECT)
+        if self._landing.numpy().tobytes() != token:
+            raise TransportError(Call.CONNECT, f"{decoded.name!r} is not who the address says", peer=peer)
+        self._peers[peer] = _Peer(decoded, where)
+
+    def read(self, reads: Sequence[Read], deadline: float) -> ReadReport:
+        self._check_open(Call.READ)
+        start = time.monotonic()
+        known = {peer: each.address.regions for peer, each in self._peers.items()}
+        work: dict[Where, list[Chunk]] = {}
+        for read, table in zip(reads, check_reads(reads, known, self._regions.targets), strict=True):
+            peer, target = self._peers[read.peer], self._regions.targets[read.kind].memory
+            for part in batches(table, CHUNK_BYTES, RUNS_MAX) if len(table) else ():
+                chunk = Chunk(read.peer, peer.address.name, read.kind, part, target)
+                work.setdefault(peer.where, []).append(chunk)
+        reports = self._fetch(work, deadline, Call.READ)
+        for device in {self._regions.targets[read.kind].region.device for read in reads}:
+            settle(DeviceWait.LANDED, device)
+        peers = tuple(replace(reports[peer], seconds=reports[peer].seconds - start) for peer in sorted(reports))
+        return ReadReport(sum(each.bytes for each in peers), time.monotonic() - start, peers)
+
+    def close(self) -> None:
+        self._open = False
+        for where in tuple(self._links):
+            self._leave(where)
+        if self._registration is not None:
+            self._registration.close()
+            self._registration = None
+        self._peers.clear()
+        self._regions = Regions()
+
+    def _dial(self, peer: int, where: Where, deadline: float) -> Links:
+        connections: list[socket.socket] = []
+        try:
+            for _ in range(CONNECTIONS):
+                seconds = min(DIAL_S, deadline - time.monotonic())
+                if seconds <= 0:
+                    raise TransportTimeout(Call.CONNECT, "the deadline has passed", peer=peer)
+                connections.append(self._local.dial(*where, seconds))
+        except (NoRelay, TransportTimeout) as error:
+            for each in connections:
+                each.close()
+            if isinstance(error, TransportTimeout):
+                raise
+            text = f"the stream relay at {where[0]} port {where[1]} cannot be reached: {error}"
+            raise TransportError(Call.CONNECT, text, peer=peer) from error
+        return Links(connections)
+
+    def _fetch(self, work: Mapping[Where, list[Chunk]], deadline: float, phase: Call) -> dict[int, PeerReport]:
+        """Have all chunks arrive. `seconds` of a report are the time (monotonic) of its last byte.
+
+        After a failure nothing new is asked for, but what flies is waited for.
+        """
+        for where, chunks in work.items():
+            if where not in self._links:
+                raise TransportError(phase, "its connection was lost; connect again", peer=chunks[0].peer)
+            self._links[where].waiting.extend(chunks)
+        reports: dict[int, PeerReport] = {}
+        failure: TransportError | None = None
+        while busy := {where: self._links[where] for where in work if where in self._links and self._links[where].busy}:
+            if time.monotonic() >= deadline:
+                late = next(iter(busy.values())).late
+                for where in busy:
+                    self._leave(where)
+                text = f"deadline passed, still waiting for {late.source!r}"
+                raise failure or TransportTimeout(phase, text, peer=late.peer, kind=_kind(phase, late))
+            advance(busy.values(), self._selector, deadline)
+            for where, links in busy.items():
+                failure = self._taken(links, reports, phase) or failure
+                if links.lost:
+                    late = links.late
+                    text = f"the connection to {late.source!r} was lost: {links.lost}"
+                    failure = failure or TransportError(phase, text, peer=late.peer, kind=_kind(phase, late))
+                    self._leave(where)
+            if failure:
+                for links in busy.values():
+                    links.waiting.clear()
+        if failure:
+            raise failure
+        return reports
+
+    def _taken(self, links: Links, reports: dict[int, PeerReport], phase: Call) -> TransportError | None:
+        """Count what has arrived; the first refusal."""
+        failure = None
+        for chunk, answer, why in links.taken():
+            if why:
+                failure = failure or TransportError(phase, why, peer=chunk.peer, kind=_kind(phase, chunk))
+            else:
+                moved = answer.bytes + (reports[chunk.peer].bytes if chunk.peer in reports else 0)
+                reports[chunk.peer] = PeerReport(chunk.peer, moved, time.monotonic())
+        return failure
+
+    def _leave(self, where: Where) -> None:
+        self._links.pop(where).close("left")
+
+    def _check_open(self, phase: Call) -> None:
+        if not self._open:
+            raise TransportError(phase, f"{self.name!r} is closed")
+
+
+def _kind(phase: Call, chunk: Chunk) -> str | None:
+    """A proof is of no kind that the caller knows."""
+    return None if phase is Call.CONNECT else chunk.kind
