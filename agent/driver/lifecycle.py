@@ -11,7 +11,7 @@ from datetime import datetime
 
 from agent.driver.lead import Lead
 from agent.driver.node_context import Node
-from agent.driver.participants import ENDED_UNSEEN, JobSlots
+from agent.driver.participants import NO_PROCESS, JobSlots
 from agent.driver.rank_host import STOP_GRACE_S, RankHost
 from agent.link.lone_suspension import LoneSuspension
 from agent.protocol.rank import WriteCheckpoint
@@ -31,6 +31,7 @@ from liver_core.handoff import (
     start_order,
 )
 from liver_core.handoff.generations import first_of
+from liver_core.handoff.participant_events import ENDED_UNSEEN
 from liver_core.layout import Member, Roster
 
 START_DEADLINE_S = 240.0
@@ -193,7 +194,7 @@ class Births:
             return
         for slot in missing:
             rank = roster.members.index(Member(self._node.node_id, slot))
-            reason = Reason("no process of this rank runs on its node", "adopt", rank, cause=ENDED_UNSEEN)
+            reason = Reason(NO_PROCESS, "adopt", rank, cause=ENDED_UNSEEN)
             lost[slot] = self.lost_rank(slot, rank, roster.generation, reason)
         self._node.sync_soon()
 

@@ -19,8 +19,6 @@ from agent.protocol.rank import Abort, Hello, Permit, Prepare, Retire, StageRepo
 from agent.supervisor.records import RankState, SlotKey
 from liver_core.handoff import (
     Decision,
-    FailedPart,
-    FailureCause,
     HandoffId,
     Order,
     Participant,
@@ -32,6 +30,7 @@ from liver_core.handoff import (
 )
 from liver_core.handoff.participant import ParticipantState
 from liver_core.handoff.participant_events import (
+    ENDED_UNSEEN,
     AbortRank,
     ClearReadyTag,
     OrderReceived,
@@ -55,8 +54,7 @@ from liver_core.handoff.refusals import is_replaced
 from liver_core.layout import Member, Roster, from_json, to_json
 
 LEAVE_GRACE_S, ABORT_GRACE_S = 10.0, 10.0
-ENDED_UNSEEN = FailureCause(FailedPart.PEER)
-"""Of a rank that ended while nobody looked: it may have ended itself because of another one, so nobody is blamed."""
+NO_PROCESS = "no process of this rank runs on its node"
 SETTLED_STAGES = (
     RankStage.CUTTING_OVER,
     RankStage.ACTIVE,
@@ -321,11 +319,10 @@ class JobSlots:
             case StopRank(reason=reason, at_once=at_once):
                 self._host.end(slot, str(reason), 0.0 if at_once else LEAVE_GRACE_S)
                 if at_once and not self._host.is_busy(slot):
-                    await self.feed(slot, RankDied(Reason("no process of this rank runs on its node", "start")))
+                    await self.feed(slot, RankDied(Reason(NO_PROCESS, "start", cause=ENDED_UNSEEN)))
             case QueryRank():
                 if not await self._host.query(slot) and not self._host.is_busy(slot):
-                    text = "no process of this rank runs on its node"
-                    await self.feed(slot, RankDied(Reason(text, "adopt", cause=ENDED_UNSEEN)))
+                    await self.feed(slot, RankDied(Reason(NO_PROCESS, "adopt", cause=ENDED_UNSEEN)))
             case SendReport(to=to, report=report):
                 await self._send_report(to, report)
             case _:
@@ -377,7 +374,7 @@ class JobSlots:
 
     async def _abort(self, slot: int, handoff_id: HandoffId, reason: Reason) -> None:
         if not self._host.is_busy(slot):
-            await self.feed(slot, RankDied(Reason("no process of this rank runs on its node", "abort")))
+            await self.feed(slot, RankDied(Reason(NO_PROCESS, "abort", cause=ENDED_UNSEEN)))
             return
         self._aborting_since.setdefault(slot, self._node.now())
         await self._host.tell(slot, Abort(handoff_id=UUID(handoff_id), reason=reason))

@@ -11,6 +11,8 @@ from liver_core.handoff.messages import (
     OUT_OF_TIME,
     AnyGeneration,
     Decision,
+    FailedPart,
+    FailureCause,
     HandoffId,
     HandoffName,
     Order,
@@ -105,6 +107,10 @@ class RankReported:
     decision: Decision = Decision.UNDECIDED
     reason: Reason | None = None
     plan_revision: int | None = None
+
+
+ENDED_UNSEEN = FailureCause(FailedPart.PEER)
+"""Of a rank that ended while nobody looked: it may have ended itself because of another one, so nobody is blamed."""
 
 
 @dataclass(frozen=True, slots=True)

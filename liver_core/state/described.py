@@ -22,8 +22,8 @@ class Piece(Protocol):
 
 
 def check_cut(name: str, shape: tuple[int, ...], pieces: Sequence[Piece], tp_dim: int | None, tp: int) -> None:
-    """Raises UnsupportedState unless `pieces` say that this rank has one of `tp` parts, of `shape`, of the parameter along
-    `tp_dim`, or the whole without one. Several pieces are blocks of equal sizes, one behind the other along it."""
+    """Whether this rank's `shape` is one of `tp` parts of the parameter along `tp_dim`; the whole without one. Several
+    pieces are blocks of equal sizes, one behind the other along that dim. Raises UnsupportedState where they differ."""
     sizes = [tuple(piece.local_shape) for piece in pieces]
     if len(set(sizes)) > 1:
         raise UnsupportedState(

@@ -203,7 +203,8 @@ def _check_buffers(chain: OptimizerChain, shards: RankShards, names: dict[torch.
         if have != want:
             raise StateMismatch(
                 f"gradient bucket {number}: Megatron has {have} (elements, padded, dtypes of weights and gradients), "
-                f"layout says {want}"
+                f"layout says {want}; parameters of one dtype must be stepped by one optimizer, and buffers follow "
+                "each other as the model has their first parameters"
             )
     actual = {
         names[parameter]: (ranges["param"].start, ranges["param"].end, part.region_offset + ranges["gbuf_local"].start)

@@ -22,7 +22,6 @@ FURTHER_SIZES = {
     "expert_tensor_parallel_size": "ETP",
 }
 """Megatron's names of these, which a job file may have under `args`."""
-TIED = "share_embeddings_and_output_weights"
 
 
 def violations(job: JobFile, layout: ParallelLayout) -> tuple[Violation, ...]:
@@ -30,9 +29,9 @@ def violations(job: JobFile, layout: ParallelLayout) -> tuple[Violation, ...]:
     if further := [f"{axis.upper()}{size}" for axis in FURTHER_AXES if (size := getattr(layout, axis)) > 1]:
         return (Violation(f"layout with {', '.join(further)}", "this version runs TP, PP and DP only"),)
     model = job.model
-    tied = job.job_args().get(TIED, False)
-    if tied and layout.pp > 1:
-        return (Violation(_place(job, TIED), f"tied embeddings run with PP1 only, layout {layout} has PP{layout.pp}"),)
+    if model.share_embeddings_and_output_weights and layout.pp > 1:
+        field = "model.share_embeddings_and_output_weights"
+        return (Violation(field, f"tied embeddings run with PP1 only, layout {layout} has PP{layout.pp}"),)
     checks = (
         ("model.num_layers", model.num_layers, layout.pp, "PP"),
         ("model.num_attention_heads", model.num_attention_heads, layout.tp, "TP"),
@@ -74,9 +73,9 @@ def rule_violations(job: JobFile) -> tuple[Violation, ...]:
 
 def _unsupported(job: JobFile) -> list[Violation]:
     """Fields that ask for what this version has not, whatever the layout."""
-    args, found = job.job_args(), []
-    if args.get("num_experts") is not None:
-        found.append(Violation(_place(job, "num_experts"), "this version runs dense models only; leave it out"))
+    found = []
+    if job.model.num_experts is not None:
+        found.append(Violation("model.num_experts", "this version runs dense models only; leave it out"))
     for name, axis in FURTHER_SIZES.items():
         size = job.args.get(name)
         if isinstance(size, int) and size > 1:
@@ -84,11 +83,6 @@ def _unsupported(job: JobFile) -> list[Violation]:
                 Violation(f"args.{name}", f"{axis}{size} is not supported: this version runs TP, PP and DP only")
             )
     return found
-
-
-def _place(job: JobFile, name: str) -> str:
-    """Where the job file sets this argument: `args` wins over `model`."""
-    return f"args.{name}" if name in job.args else f"model.{name}"
 
 
 def candidates(job: JobFile, *, nodes: int, slots: int, history: tuple[LayoutUse, ...]) -> tuple[ParallelLayout, ...]:

@@ -15,6 +15,7 @@ from agent.protocol.sync import NoticeFact
 from liver_core.handoff import Order, Participant, ParticipantRecord, Phase, RankStage, Reason, Report, Stage
 from liver_core.handoff.participant_events import (
     BEFORE_BOUNDARY,
+    ENDED_UNSEEN,
     AbortRank,
     ClearReadyTag,
     OrderReceived,
@@ -275,7 +276,7 @@ class SimAgent:
 
     def _no_process(self) -> None:
         if self.rank is None or not self.rank.alive:
-            self.handle(RankDied(Reason("there is no such process", "supervise", self._rank_number())))
+            self.handle(RankDied(Reason("there is no such process", "adopt", self._rank_number(), cause=ENDED_UNSEEN)))
 
     def rank_reported(self, rank: Rank, event: RankReported) -> None:
         """Its rank has said where it stands."""

@@ -11,7 +11,7 @@ import pytest
 
 from agent.driver.journal_records import SlotMemory
 from agent.driver.node_context import Node
-from agent.driver.participants import ABORT_GRACE_S, ENDED_UNSEEN, HELLO_ALONE_S, LEAVE_GRACE_S, JobSlots
+from agent.driver.participants import ABORT_GRACE_S, HELLO_ALONE_S, LEAVE_GRACE_S, JobSlots
 from agent.driver.rank_host import Launch, RankHost
 from agent.journal import Table
 from agent.protocol.jobfile import JobFile
@@ -37,7 +37,7 @@ from liver_core.handoff import (
 )
 from liver_core.handoff.generations import next_start
 from liver_core.handoff.participant import ParticipantState
-from liver_core.handoff.participant_events import EndedHandoff
+from liver_core.handoff.participant_events import ENDED_UNSEEN, EndedHandoff
 from liver_core.layout import Member, Roster, from_json, to_json
 from tests.agent.stub_service import JOB_ID, roster_of
 from tests.agent.waiting import fake_job

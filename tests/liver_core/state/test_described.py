@@ -23,11 +23,10 @@ class Part:
     prepend_axis_num: int = 0
 
 
-LAYERED = {"prepend_axis_num": 1}
 ACCEPTED = {
     "whole": ((4, 6), None, 2, [Part((4, 6), (4, 6), (0, 0))]),
     "rows": ((4, 6), 0, 2, [Part((4, 6), (8, 6), (4, 0))]),
-    "columns of a layer": ((4, 6), 1, 2, [Part((4, 6), (3, 4, 12), (1, 0, 6), **LAYERED)]),
+    "columns of a layer": ((4, 6), 1, 2, [Part((4, 6), (3, 4, 12), (1, 0, 6), prepend_axis_num=1)]),
     "gate and up, one tensor": ((4, 6), 0, 2, [Part((2, 6), (8, 6), (2, 0)), Part((2, 6), (8, 6), (6, 0))]),
     "gate and up, apart": ((4, 6), 0, 2, [Part((2, 6), (4, 6), (2, 0), "w"), Part((2, 6), (4, 6), (2, 0), "v")]),
     "a number": ((), None, 2, [Part((), (), ())]),

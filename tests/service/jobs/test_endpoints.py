@@ -146,12 +146,12 @@ def test_secrets_in_a_job_file_are_hidden_from_who_reads_the_job_and_references_
             "model.share_embeddings_and_output_weights: tied embeddings run with PP1 only, layout TP2xPP2xDP1 has PP2",
         ),
         (
-            {"args": {"share_embeddings_and_output_weights": True}, "layouts": {"allowed": ["TP2", "PP3"]}},
-            "layouts.allowed.1",
-            "args.share_embeddings_and_output_weights: tied embeddings run with PP1 only",
+            {"args": {"share_embeddings_and_output_weights": True}},
+            "args.share_embeddings_and_output_weights",
+            "belongs to model.share_embeddings_and_output_weights",
         ),
         ({"model": JOB["model"] | {"num_experts": 8}}, "model.num_experts", "this version runs dense models only"),
-        ({"args": {"num_experts": 8}}, "args.num_experts", "this version runs dense models only"),
+        ({"args": {"num_experts": 8}}, "args.num_experts", "belongs to model.num_experts"),
         (
             {"args": {"context_parallel_size": 2}},
             "args.context_parallel_size",

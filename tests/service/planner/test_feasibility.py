@@ -53,14 +53,12 @@ def test_a_layout_needs_a_slot_for_every_rank():
     assert not fits(job(), ParallelLayout(pp=4), slots=3)
 
 
-@pytest.mark.parametrize("place", ["model", "args"])
-def test_tied_embeddings_run_without_a_pipeline_only_and_the_field_is_where_it_was_set(place: str):
+def test_tied_embeddings_run_without_a_pipeline_only():
     name = "share_embeddings_and_output_weights"
-    tied = job({name: True}) if place == "model" else job(args={name: True})
+    tied = job({name: True})
     assert violations(tied, ParallelLayout(tp=2)) == ()
     rule = "tied embeddings run with PP1 only, layout TP1xPP2xDP1 has PP2"
-    assert violations(tied, ParallelLayout(pp=2)) == (Violation(f"{place}.{name}", rule),)
-    assert violations(job({name: True}, args={name: False}), ParallelLayout(pp=2)) == (), "args win"
+    assert violations(tied, ParallelLayout(pp=2)) == (Violation(f"model.{name}", rule),)
 
 
 def test_what_a_job_file_names_is_checked_by_its_field():
@@ -87,7 +85,6 @@ def test_what_a_job_file_names_is_checked_by_its_field():
         ({"virtual_pipeline_model_parallel_size": 2}, ["args.virtual_pipeline_model_parallel_size"]),
         ({"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 2},
          ["args.expert_model_parallel_size", "args.expert_tensor_parallel_size"]),
-        ({"num_experts": 8}, ["args.num_experts"]),
     ],
 )  # fmt: skip
 def test_what_no_layout_of_this_version_supports_is_refused_by_field(args: dict[str, Any], fields: list[str]):
