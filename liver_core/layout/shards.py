@@ -10,6 +10,7 @@ from functools import lru_cache
 from math import lcm
 from typing import NamedTuple
 
+from liver_core.layout.layout_error import LayoutError
 from liver_core.layout.local_parameters import LocalParameter, stage_parameters
 from liver_core.layout.manifest import BucketRule, Manifest
 from liver_core.layout.parallel import ParallelLayout
@@ -92,6 +93,12 @@ def shard_ranges(manifest: Manifest, layout: ParallelLayout, rank: int) -> RankS
                 parameters.append(_parameter_shard(local, low - begin, high - begin, offset + low - start))
         offset += size
     return RankShards(rank=rank, buckets=tuple(buckets), parameters=tuple(parameters), region_numel=offset)
+
+
+def check_share(manifest: Manifest, layout: ParallelLayout, rank: int) -> None:
+    """Raises LayoutError where the rank owns no element: it could not know what steps do to the optimizer's state."""
+    if not shard_ranges(manifest, layout, rank).parameters:
+        raise LayoutError("layout", f"rank {rank} of {layout} owns no element of its stage, too small for its DP")
 
 
 def region_numel(manifest: Manifest, layout: ParallelLayout, rank: int) -> int:

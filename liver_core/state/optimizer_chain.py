@@ -64,10 +64,7 @@ class OptimizerChain:
         Raises UnsupportedState as `form_of`, where two parts differ, and where this rank owns nothing at all."""
         owned = [each for each in self.inner if any(group["params"] for group in each.param_groups)]
         if not owned:
-            raise UnsupportedState(
-                "optimizer: this rank owns no element of its stage, which has fewer than DP can share; use a layout "
-                "with less DP or less PP"
-            )
+            raise UnsupportedState("optimizer: this rank owns no element of its stage, which is too small for its DP")
         first, *others = (form_of(each) for each in owned)
         for other in others:
             for name in ("moments", "counted", "attributes"):

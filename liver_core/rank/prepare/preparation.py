@@ -18,6 +18,7 @@ from liver_core.device import is_host
 from liver_core.device.region import Region
 from liver_core.handoff.messages import Order, PreparePhase, Rung
 from liver_core.layout import Manifest, Member, ParameterSpec, from_json, to_json
+from liver_core.layout.shards import check_share
 from liver_core.memory.memory_budget import DEPTH_IN_HOST_MEMORY, DEPTH_LEAST, BudgetRefused, derive
 from liver_core.rank.active_world import ActiveWorld, Verdict, rank_in, source_certificate_plan, target_certificate_plan
 from liver_core.rank.next_world import NextWorld
@@ -389,6 +390,8 @@ class Preparation:
             made.manifest = self._first_manifest(made)
             return
         assert made.manifest is not None
+        if made.target_rank is not None:
+            check_share(made.manifest, self.request.target.layout, made.target_rank)
         mine = plan_digest(made.manifest, self.request.source, self.request.target)
         if made.source_rank == 0:
             made.exchange.post("plan_digest", mine)

@@ -14,6 +14,8 @@ from liver_core.layout import (
     resident_boxes,
     shard_ranges,
 )
+from liver_core.layout.layout_error import LayoutError
+from liver_core.layout.shards import check_share
 from tests.liver_core.layout.models import CHUNKS, KINDS, TENSOR_PARALLEL, gpt, layouts, manifests, spec
 from tests.liver_core.layout.oracle import element_ids, rank_region
 
@@ -46,6 +48,14 @@ def test_the_shards_of_a_world_hold_every_element_once_for_every_replica(manifes
         if not (spec.tied_to and layout.pp == 1)
     )
     assert owned == copies
+
+
+def test_a_layout_in_which_a_rank_owns_nothing_is_refused_for_that_rank():
+    manifest = Manifest((spec("a", (40,), layer=0), spec("b", (500,), place="last")), 1, KINDS)
+    layout = ParallelLayout.parse("DP3")
+    check_share(manifest, layout, 1)
+    with pytest.raises(LayoutError, match=r"^layout: rank 2 of TP1xPP1xDP3 owns no element of its stage"):
+        check_share(Manifest(manifest.parameters[:1], 1, KINDS), layout, 2)
 
 
 def test_two_matrices_and_a_vector_lie_in_reverse_order_aligned_and_padded():
