@@ -1,6 +1,7 @@
-"""The endpoint a rank uses for one handoff: NIXL to where its reads are real, gloo to everywhere else.
+"""The endpoint a rank uses for one handoff: NIXL to where its reads are real, else relays between machines, else gloo.
 
-Bound to the job's private address on both ways. Without the nixl package everything goes over gloo.
+Bound to the job's private address on all ways. Without the nixl package it is relays and gloo, without a relay on this
+machine NIXL and gloo.
 """
 
 from __future__ import annotations
@@ -17,17 +18,22 @@ from liver_core.handoff.messages import StoreAddress
 from liver_core.transport.gloo import TorchDistributedTransport
 from liver_core.transport.mixed import MixedTransport
 from liver_core.transport.protocol import Transport
+from liver_core.transport.relay.local import LocalRelay
+from liver_core.transport.relay.transport import RelayTransport
 from liver_core.worlds.groups import STORE_ANSWER_S, connect_store, gloo_options
 
 _STORE_S = 20.0
 
 
-def make_endpoint(name: str, host: str, store: StoreAddress) -> Transport:
-    """A new endpoint. `name` is unique in the handoff, `host` the private address, `store` the target generation's.
+def make_endpoint(name: str, host: str, store: StoreAddress, relay: str = "") -> Transport:
+    """A new endpoint. `name` is unique in the handoff, `host` the private address, `store` the target generation's,
+    `relay` the local name of this machine's relay for the handoff, if there is one.
 
     Raises ConnectionError when the store does not answer, ValueError when no network device has the address.
     """
-    far = make_far(name, host, store)
+    far: Transport = make_far(name, host, store)
+    if relay:
+        far = MixedTransport(name, near=RelayTransport(name, LocalRelay(relay)), far=far)
     if importlib.util.find_spec("nixl") is None:
         return far
     return MixedTransport(name, near=_near(name, host), far=far)

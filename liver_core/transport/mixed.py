@@ -1,6 +1,7 @@
 """Two transports as one: each peer is read over the near one where that is possible, else over the far one.
 
-Near is NIXL (same machine, RDMA), far is torch.distributed; which one serves a peer is found out when it is connected.
+Near is NIXL (same machine, RDMA), far is torch.distributed, or a pair of both a relay and that one; which one serves a
+peer is found out when it is connected.
 An endpoint whose near half cannot be set up has the far one only, and says why.
 """
 
@@ -38,8 +39,9 @@ class MixedTransport:
 
     @property
     def one_sided(self) -> bool:
-        """Whether all peers connected so far are read one-sidedly."""
-        return not self._lost and all(via.one_sided for _, via in self._peers.values())
+        """Whether all peers connected so far are read one-sidedly, and further ones may be."""
+        can_be = not self._lost or self._far.one_sided
+        return can_be and all(via.one_sided for _, via in self._peers.values())
 
     def register(
         self,
@@ -143,7 +145,7 @@ class MixedTransport:
             text = f"neither near ({refusal.text}) nor far ({error.text})"
             raise type(error)(Call.CONNECT, text, peer=peer) from error
         self._peers[peer] = (decoded, self._far)
-        if refusal.text not in self._told:
+        if not self._far.one_sided and refusal.text not in self._told:
             self._told.add(refusal.text)
             _log.warning("rank %d is not read one-sidedly, reads take turns with training: %s", peer, refusal.text)
 

@@ -27,6 +27,7 @@ HOLD_S_MAX = 60.0
 HURRYING, HURRIED_STEPS = {"permit", "abort", "stop"}, 2
 """Commands that are obeyed at the next boundary or the one after it, which then come without a pause."""
 
+CLONE_NEWPID, PR_SET_PDEATHSIG = 0x20000000, 1  # linux/sched.h, linux/prctl.h
 
 EVERY_TIME = 0
 
@@ -75,6 +76,7 @@ class RankSetup:
     tensorboard: str | None = None  # a folder in that of the checkpoints
     job: str = "liver_core.training.gpt:GptJob"
     islands: tuple[str, tuple[str, ...]] | None = None  # (prefix, names) of `net_islands`: each node is on its own
+    relays: dict[str, str] = field(default_factory=dict)  # node -> its relay; each node is then a machine of its own
     model_nccl: bool = False  # each rank takes itself for one with a GPU of its own, over a model of NCCL
     gpus: tuple[str, ...] = ()  # of this machine; the first is that of node "a", the second that of node "b"
 
@@ -89,6 +91,8 @@ def rank_process(pipe: Any, member: Member, request: Any, setup: RankSetup, faul
     try:
         if setup.islands is not None:
             enter(setup.islands[0], member.node_id)
+        if setup.relays:
+            be_another_machine()
         if setup.gpus:
             from liver_core.gpu_environment import rank_environment
 
@@ -98,6 +102,18 @@ def rank_process(pipe: Any, member: Member, request: Any, setup: RankSetup, faul
         listener.send("error", traceback.format_exc())
     finally:
         os._exit(0)
+
+
+def be_another_machine() -> None:
+    """From here on no process of another node can be named by this one, nor name it. It ends with its parent."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWPID):
+        raise OSError(ctypes.get_errno(), "no pid namespace can be made here")
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        os._exit(0)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class PipeListener:
@@ -141,7 +157,7 @@ def _run_rank(
     recorder = Recorder(setup, listener, faults)
     settings = PrepareSettings(
         host=setup.host_of(member.node_id),
-        transport=make_transport(setup.transport, setup.host_of(member.node_id)),
+        transport=make_transport(setup.transport, setup.host_of(member.node_id), setup.relays.get(member.node_id, "")),
         extra_bytes_max=setup.extra_bytes_max,
         host_bytes_max=setup.host_bytes_max,
         bring_up_s=setup.bring_up_s,
@@ -203,7 +219,7 @@ def model_nccl(listener: PipeListener, recorder: Recorder, member: Member) -> An
     return TrainsOn(f"GPU-{member}", torch.device("cpu"), ModelNccl(looks))
 
 
-def make_transport(name: str, host: str = "127.0.0.1") -> Callable[[str, Any], Any]:
+def make_transport(name: str, host: str = "127.0.0.1", relay: str = "") -> Callable[[str, Any], Any]:
     """What makes a rank's endpoint from its name."""
     if name == "nixl":
         from liver_core.device.rank_device import own_device
@@ -213,7 +229,7 @@ def make_transport(name: str, host: str = "127.0.0.1") -> Callable[[str, Any], A
     if name == "mixed":
         from liver_core.transport.endpoint import make_endpoint
 
-        return lambda endpoint, store: make_endpoint(endpoint, host, store)
+        return lambda endpoint, store: make_endpoint(endpoint, host, store, relay)
     if name == "gloo":
         from liver_core.transport.endpoint import make_far
 
