@@ -33,6 +33,7 @@ from agent.protocol.values import utc
 from agent.settings import AgentSettings
 from agent.supervisor.job_user import JobUser
 from agent.supervisor.stores import Stores
+from agent.supervisor.stream_relays import RelaySettings, StreamRelays, uids_of_ranks
 from agent.supervisor.supervisor import Supervisor, SupervisorSettings
 from agent.supervisor.zygote_client import Exited, ZygoteError
 from agent.supervisor.zygote_host import ZygoteHost
@@ -63,6 +64,10 @@ class Agent:
         self._stopping = asyncio.Event()
         self._fatal: Exception | None = None
         self._driver = Driver()
+        job_uid = None if settings.job_user is None else settings.job_user.uid
+        self._relays = StreamRelays(
+            RelaySettings(settings.host, settings.relay_ports, uids_of_ranks(job_uid), settings.run_dir / "relays.log")
+        )
         self._outbox = Outbox()
         self._incarnation = 0
         self._incarnation_id = uuid.uuid4()
@@ -109,6 +114,7 @@ class Agent:
             link = self._link(port)
             supervisor.adopt()
             stores.adopt()
+            stack.push_async_callback(self._relays.close)
             self._driver.bind(self._node(supervisor, stores, peers, link))
             stack.push_async_callback(self._driver.close)
             link.ends_on_first_refusal = not self._driver.jobs
@@ -231,6 +237,7 @@ class Agent:
             journal=self._journal,
             supervisor=supervisor,
             stores=stores,
+            relays=self._relays,
             peers=peers,
             outbox=self._outbox,
             budget=warning_budget(settings.provider, settings.gcp_notice_s),

@@ -27,6 +27,7 @@ from agent.settings import (
     default_run_dir,
     job_user,
     read_token,
+    relay_ports,
     secret_places,
     socket_dir_for,
 )
@@ -136,6 +137,7 @@ def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentS
         tls_ca=check_tls_ca(options.tls_ca),
         job_user=None if options.stop_ranks else job_user(options.job_user, _secret(options, run_dir, socket_dir)),
         peer_port=_integer("--peer-port", options.peer_port, 0, 65_535),
+        relay_ports=relay_ports(options.relay_ports),
         device=options.device,
         gpus=() if options.stop_ranks else gpus_of_node(options.device, environ),
         preload=options.preload,
@@ -178,6 +180,11 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     parser.add_argument("--pool", default=env("POOL", "default"), help="price and capacity pool of the node")
     parser.add_argument("--run-dir", default=env("RUN_DIR"), help="journal, logs and sockets; one agent per directory")
     parser.add_argument("--host", default=env("HOST", "127.0.0.1"), help="private address for peers, ranks and stores")
+    parser.add_argument(
+        "--relay-ports",
+        default=env("RELAY_PORTS", "0"),
+        help="where other machines read state, a port for each open handoff, such as 7400-7415; 0: any free one",
+    )
     parser.add_argument("--peer-port", default=env("PEER_PORT", "0"), help="0: a free port, the same at each start")
     parser.add_argument(
         "--device", default=env("DEVICE", "cpu"), help="kind of device of the slots: cpu, or a name of its GPUs"

@@ -30,7 +30,8 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """One agent. `peer_port` 0 takes a free port, the same as last time if it is still free."""
+    """One agent. `peer_port` 0 takes a free port, the same as last time if it is still free. `relay_ports`: the first
+    and the last on which a stream relay may listen, 0 for any."""
 
     service_url: str
     token: str
@@ -42,6 +43,7 @@ class AgentSettings:
     socket_dir: Path
     host: str
     peer_port: int = 0
+    relay_ports: tuple[int, int] = (0, 0)
     device: str = "cpu"
     gpus: tuple[str, ...] = ()
     preload: str = DEFAULT_PRELOAD
@@ -76,6 +78,18 @@ def check_tls_ca(path: str) -> str | None:
     except OSError as error:
         raise SettingsError(f"--tls-ca {path} cannot be used: {error.strerror or error}") from None
     return path or None
+
+
+def relay_ports(text: str) -> tuple[int, int]:
+    """The ports of --relay-ports: "0", "7400" or "7400-7415". Raises SettingsError."""
+    low, _, high = text.partition("-")
+    try:
+        found = int(low), int(high or low)
+    except ValueError:
+        found = -1, -1
+    if not 0 <= found[0] <= found[1] <= 65_535 or (found[0] == 0 and found != (0, 0)):
+        raise SettingsError(f"--relay-ports {text!r} must be 0, a port, or two with - between them, such as 7400-7415")
+    return found
 
 
 def job_user(name: str, secret: Iterable[Path]) -> JobUser | None:

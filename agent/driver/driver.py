@@ -72,9 +72,7 @@ class Driver:
     def keys_of(self, job_id: str) -> tuple[str, ...]:
         """The peer keys of a job of this node, the current one first; none for a job that it has no part in."""
         job = self.jobs.get(job_id)
-        if job is None or job.order is None:
-            return ()
-        return tuple(key for key in (job.order.peer_key, job.order.peer_key_before) if key is not None)
+        return () if job is None else job.peer_keys()
 
     def address_of(self, job_id: str, node_id: str) -> str | None:
         """URL of another agent of a job."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 from agent.driver.lead import Lead
 from agent.driver.lifecycle import Births
@@ -88,6 +89,7 @@ class JobDriver:
             job_id,
             self._host,
             spec_of=lambda: self.order.spec if self.order else None,
+            relay_of=self._relay_of,
             send_report=self._send_report,
         )
         self._deaths = Deaths(node.node_id, self.slots.participants, send=self._send, say=self._host.say_all)
@@ -117,6 +119,17 @@ class JobDriver:
         self._finished: set[int] = set()
         self._last_row: StepRow | None = None
         self._measured: dict[int, tuple[str, RankMeasures]] = {}  # by slot, with the handoff that it is about
+
+    def peer_keys(self) -> tuple[str, ...]:
+        """The current one first; none before the first order of the service."""
+        keys = () if self.order is None else (self.order.peer_key, self.order.peer_key_before)
+        return tuple(key for key in keys if key is not None)
+
+    def _relay_of(self, order: Order) -> str:
+        """The local name of this node's relay for a handoff; empty where all of the job are at this address."""
+        peers = {} if self.order is None else self.order.peers
+        is_alone = all(urlsplit(url).hostname == self._node.private_address for url in peers.values())
+        return "" if is_alone else self._node.relays.name_for(order.handoff_id, self.peer_keys())
 
     def restore(self) -> None:
         """What the journal kept of this job."""

@@ -13,6 +13,7 @@ from agent.protocol.jobfile import JobFile
 from agent.protocol.peer import Envelope, PeerBody
 from agent.protocol.worker import RankSpec
 from agent.supervisor.stores import Stores
+from agent.supervisor.stream_relays import StreamRelays
 from agent.supervisor.supervisor import Supervisor
 from liver_core.handoff import Order
 from liver_core.steady_clock import SteadyClock
@@ -32,6 +33,7 @@ class Node:
     journal: Journal
     supervisor: Supervisor
     stores: Stores
+    relays: StreamRelays
     peers: PeerClient
     outbox: Outbox
     budget: WarningBudget

@@ -76,7 +76,8 @@ _log = logging.getLogger(__name__)
 
 
 class JobSlots:
-    """`spec_of` gives the job file, `send_report` takes a report to whoever proposed."""
+    """`spec_of` gives the job file, `relay_of` the local name of this node's relay for a handoff, and `send_report`
+    takes a report to whoever proposed."""
 
     def __init__(
         self,
@@ -85,6 +86,7 @@ class JobSlots:
         host: RankHost,
         *,
         spec_of: Callable[[], JobFile | None],
+        relay_of: Callable[[Order], str],
         send_report: Callable[[str, Report], Awaitable[None]],
     ) -> None:
         self.participants: dict[int, Participant] = {}
@@ -93,6 +95,7 @@ class JobSlots:
         self._job_id = job_id
         self._host = host
         self._spec_of = spec_of
+        self._relay_of = relay_of
         self._send_report = send_report
         self._hellos: dict[int, tuple[float, Hello]] = {}
         self._aborting_since: dict[int, float] = {}
@@ -352,7 +355,8 @@ class JobSlots:
                 await self.feed(slot, RankDied(Reason("the job file has not come from the service yet", "prepare")))
                 return
             self._host.launch(launch)
-        await self._host.tell(slot, Prepare(order=order, clock_zero=self._node.clock.zero))
+        relay = self._relay_of(order) or None
+        await self._host.tell(slot, Prepare(order=order, clock_zero=self._node.clock.zero, relay=relay))
 
     async def _start(self, slot: int, order: Order) -> None:
         spec = self._spec_of()

@@ -40,6 +40,7 @@ class Prepare(Message):
     type: Literal["prepare"] = "prepare"
     order: Order
     clock_zero: Amount = Field(description="UTC by the agent's clock at the zero of the machine's monotonic clock.")
+    relay: ShortText | None = Field(default=None, description="Local name of this node's stream relay for the handoff.")
 
 
 class Permit(Message):

@@ -102,6 +102,8 @@ class Worker:
         """The last handoff that this rank was asked to prepare, and when it was first asked."""
         self.leased_until = 0.0
         """A start makes no step before its agent has given it a lease: an older world may step on beside it."""
+        self.relay = ""
+        """Of the handoff that was asked for last."""
         self.warmed = False
         self.loop: RankLoop | None = None
 
@@ -111,7 +113,7 @@ class Worker:
         file = self.spec.spec
         settings = PrepareSettings(
             host=self.spec.private_address,
-            transport=lambda name, store: make_endpoint(name, self.spec.private_address, store),
+            transport=lambda name, store: make_endpoint(name, self.spec.private_address, store, self.relay),
             collective_s=_COLLECTIVE_S,
             extra_bytes_max=file.extra_bytes_max,
             host_bytes_max=file.host_bytes_max or 0,
@@ -199,8 +201,8 @@ class Worker:
     def _obey(self, command: rank.RankCommand) -> None:
         loop = self.loop
         match command:
-            case rank.Prepare(order=order, clock_zero=clock_zero):
-                PROCESS_CLOCK.zero = clock_zero
+            case rank.Prepare(order=order, clock_zero=clock_zero, relay=relay):
+                PROCESS_CLOCK.zero, self.relay = clock_zero, relay or ""
                 self._prepare(order)
             case rank.Permit():
                 if loop is not None:

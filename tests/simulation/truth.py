@@ -459,7 +459,7 @@ class Truth(Observer):
 
     def agent_restored(self, member: Member, journal: ParticipantRecord) -> None:
         """A participant came back from its journal: no spoken promise may be forgotten."""
-        self.notices.disturbed(member.node_id)
+        self.struck(member.node_id)  # It was not heard for a while.
         if self.giving_up.get(member, False) and journal.replaced is None:
             raise Violation(f"given-up rank forgotten: {member} was ending it for a start")
         bound, _ = self.bound.get(member, (None, 0.0))

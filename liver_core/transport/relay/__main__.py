@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 
+from liver_core.transport.relay.messages import handoff_key
 from liver_core.transport.relay.relay import Relay, RelayConfig
 
 
@@ -20,7 +21,7 @@ def main() -> int:
         local=given["local"],
         host=given["host"],
         ports=(low, high),
-        keys=tuple(bytes.fromhex(key) for key in given["keys"]),
+        keys=tuple(handoff_key(key, given["handoff_id"]) for key in given["peer_keys"]),
         uids=tuple(given["uids"]),
         bytes_per_s=given.get("bytes_per_s"),
     )

@@ -45,8 +45,9 @@ LOCALS_MAX = 256
 ENDPOINTS_MAX = 256
 TOKEN_BYTES = 32
 DIAL_S_MAX = 30.0
-LONELY_S = 30.0
-"""A relay that no rank is connected to for so long ends: its handoff is over, or its ranks are."""
+UNUSED_S, LONELY_S = 900.0, 10.0
+"""A relay ends when no rank has come within the first, and when none is connected any more for the second: its handoff
+is over, or its ranks are."""
 _LOOK_S = 1.0
 _CREDENTIALS = struct.Struct("3i")
 _log = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ class Relay:
         self._lock = threading.Lock()
         self._budget = Budget(config.bytes_per_s)
         self._ended = threading.Event()
-        self._lonely_since = time.monotonic()
+        self._lonely_from = time.monotonic() + UNUSED_S
         self._local_count = 0
         self._readers: set[socket.socket] = set()
         self._strangers = threading.BoundedSemaphore(STRANGERS_MAX)
@@ -127,7 +128,7 @@ class Relay:
             threading.Thread(target=self._accept, args=(listener, take), name=f"relay-{name}", daemon=True).start()
         while not self._ended.wait(_LOOK_S):
             with self._lock:
-                lonely = not self._local_count and time.monotonic() - self._lonely_since > LONELY_S
+                lonely = not self._local_count and time.monotonic() > self._lonely_from
             if lonely:
                 self.end()
         for listener in (self._tcp, self._unix):
@@ -242,7 +243,7 @@ class Relay:
                 for name in registered:
                     del self._endpoints[name]
                 self._local_count -= 1
-                self._lonely_since = time.monotonic()
+                self._lonely_from = time.monotonic() + LONELY_S
 
     def _obey(
         self, connection: socket.socket, pid: int, message: dict[str, Any], registered: dict[str, ServedRank]

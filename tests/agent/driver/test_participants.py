@@ -48,7 +48,7 @@ LATE = Reason("no permission before the deadline", OUT_OF_TIME)
 HANDOFF, OTHER, START = UUID(int=7), UUID(int=8), UUID(int=9)
 STORE = StoreAddress("127.0.0.1", 4_000)
 START_S = 1_700_000_000.0
-CLOCK_ZERO = 1_000.0
+CLOCK_ZERO, RELAY = 1_000.0, "a relay"
 WHY = Reason("because", "test")
 
 
@@ -117,6 +117,7 @@ class Scene:
             JOB_ID,
             host or cast(RankHost, self.host),
             spec_of=lambda: spec,
+            relay_of=lambda order: RELAY,
             send_report=self._send_report,
         )
 
@@ -149,7 +150,7 @@ class Scene:
 
 def prepare() -> Prepare:
     """What the rank is told of `order()`."""
-    return Prepare(order=order(), clock_zero=CLOCK_ZERO)
+    return Prepare(order=order(), clock_zero=CLOCK_ZERO, relay=RELAY)
 
 
 def order(

@@ -10,8 +10,6 @@ import sys
 import uuid
 from typing import Any, Self
 
-from liver_core.transport.relay.messages import handoff_key
-
 READY_S = 20.0
 
 
@@ -24,7 +22,8 @@ class RelayProcess:
             "local": self.local,
             "host": host,
             "ports": [0, 0],
-            "keys": [handoff_key(key, "handoff").hex()],
+            "handoff_id": "handoff",
+            "peer_keys": [key],
             "uids": [os.getuid()],
             **changes,
         }

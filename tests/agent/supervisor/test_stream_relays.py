@@ -1,0 +1,61 @@
+"""The relays of a node: one process a handoff, where other machines have a part, with what was said before it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from agent.supervisor.stream_relays import RelaySettings, StreamRelays, uids_of_ranks
+from liver_core.transport.relay.local import LocalRelay, NoRelay
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
+
+
+def settings(folder: Path, ports: tuple[int, int] = (0, 0)) -> RelaySettings:
+    return RelaySettings("127.0.0.1", ports, uids_of_ranks(None), folder / "relays.log")
+
+
+def test_a_handoff_has_one_relay_that_outlives_the_agent(tmp_path: Path):
+    async def scenario() -> None:
+        relays = StreamRelays(settings(tmp_path))
+        name = relays.name_for("h1", ("key",))
+        assert name and name == relays.name_for("h1", ("key",)) != relays.name_for("h2", ("key",))
+        assert relays.name_for("h1", ()) == "", "without a key nobody could be let in"
+        token = os.urandom(32)
+        memory = bytearray(token)
+        at = id_of(memory)
+        connection, host, port = await asyncio.to_thread(LocalRelay(name).register, "job/2/a/0", token, at, {})
+        assert host == "127.0.0.1"
+        await relays.close()
+        with connection, socket.create_connection((host, port), 5):
+            pass
+
+    asyncio.run(scenario())
+
+
+def test_where_no_relay_can_listen_ranks_are_told_and_the_log_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    async def scenario(taken: int) -> None:
+        relays = StreamRelays(settings(tmp_path, (taken, taken)))
+        name = relays.name_for("h1", ("key",))
+        await asyncio.gather(*relays._tasks)
+        with pytest.raises(NoRelay, match="no relay listens on this machine"):
+            await asyncio.to_thread(LocalRelay(name).dial, "127.0.0.1", 1, 0.1)
+
+    with socket.create_server(("127.0.0.1", 0)) as taken, caplog.at_level(logging.WARNING):
+        asyncio.run(scenario(taken.getsockname()[1]))
+    assert "no stream relay, other machines read this node's ranks over gloo in the pause" in caplog.text
+    assert "Address already in use" in caplog.text
+
+
+def id_of(memory: bytearray) -> int:
+    """The address of the bytes."""
+    import numpy as np
+
+    return np.frombuffer(memory, dtype=np.uint8).ctypes.data
