@@ -5,6 +5,7 @@ The rank never learns the handoff's key: it is given connections on which the re
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from liver_core.transport.relay.messages import WireError
-from liver_core.transport.relay.sockets import receive_local, send_local
+from liver_core.transport.relay.sockets import CREDENTIALS, receive_local, send_local
 
 ANSWER_S = 5.0
 RETRY_S = 0.05
@@ -72,6 +73,12 @@ class LocalRelay:
                     raise NoRelay(f"no relay listens on this machine: {error.strerror or error}") from None
                 time.sleep(RETRY_S)
             else:
+                _, uid, _ = CREDENTIALS.unpack(
+                    connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+                )
+                if uid not in (0, os.geteuid()):
+                    connection.close()
+                    raise NoRelay(f"user {uid} listens in the relay's place")
                 return connection
 
     def _ask(self, connection: socket.socket, message: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:

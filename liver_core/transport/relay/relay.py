@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from liver_core.transport.relay.messages import (
 )
 from liver_core.transport.relay.sockets import (
     BUFFER_BYTES,
+    CREDENTIALS,
     admit,
     dial,
     receive,
@@ -49,7 +49,6 @@ UNUSED_S, LONELY_S = 900.0, 10.0
 """A relay ends when no rank has come within the first, and when none is connected any more for the second: its handoff
 is over, or its ranks are."""
 _LOOK_S = 1.0
-_CREDENTIALS = struct.Struct("3i")
 _log = logging.getLogger(__name__)
 
 
@@ -217,8 +216,8 @@ class Relay:
     # Ranks of this machine.
 
     def _take_local(self, connection: socket.socket) -> None:
-        pid, uid, _ = _CREDENTIALS.unpack(
-            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _ = CREDENTIALS.unpack(
+            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         )
         with self._lock:
             refused = uid not in self.config.uids or self._local_count >= LOCALS_MAX

@@ -28,6 +28,8 @@ SILENCE_MS = 10_000
 """So long may sent bytes stay unacknowledged, and a connection that is used silent, before it counts as cut."""
 BUFFER_BYTES = 4 << 20
 LOCAL_BYTES_MAX = 16 << 20
+CREDENTIALS = struct.Struct("3i")
+"""Of SO_PEERCRED: pid, user and group."""
 _LOCAL = struct.Struct("<I")
 
 
