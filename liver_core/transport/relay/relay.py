@@ -216,9 +216,7 @@ class Relay:
     # Ranks of this machine.
 
     def _take_local(self, connection: socket.socket) -> None:
-        pid, uid, _ = CREDENTIALS.unpack(
-            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-        )
+        pid, uid, _ = CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
         with self._lock:
             refused = uid not in self.config.uids or self._local_count >= LOCALS_MAX
             if not refused:
