@@ -23,11 +23,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from liver_core.device import DeviceWait, is_host, settle
+from liver_core.device import DeviceWait, settle
 from liver_core.device.region import AnyRegion
 from liver_core.device.threads import background
 from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout
-from liver_core.transport.regions import Address, RegionBytes, Regions, Table, batches, check_reads
+from liver_core.transport.regions import (
+    Address,
+    RegionBytes,
+    Regions,
+    Table,
+    batches,
+    check_reads,
+    sliceable,
+    spread,
+)
 
 ROUND_BYTES_MAX = 4 << 20
 ROUND_RUNS_MAX = 4096
@@ -280,7 +289,7 @@ class TorchDistributedTransport:
             peer.pair = None  # gloo closes the connection on any error; its staging is dropped with it.
             text = f"{peer.address.name!r} did not send: {error}"
             raise _failure(Call.READ, deadline, text, each.peer, each.kind) from error
-        _spread(each.staging, self._regions.targets[each.kind].memory, each.table)
+        spread(each.staging, self._regions.targets[each.kind].memory, each.table)
         self._free.append(each.staging)
 
     def _check_open(self, phase: Call) -> None:
@@ -352,25 +361,10 @@ def _rounds(reads: Sequence[Read], tables: Sequence[Table]) -> list[_Round]:
 
 def _gather(source: RegionBytes, staging: torch.Tensor, table: np.ndarray) -> None:
     """Pack runs (offset, length) of a region one after another. Raises ValueError for runs that are not in it."""
-    theirs, ours, at = *_sliceable(source, staging), 0
+    theirs, ours, at = *sliceable(source, staging), 0
     for piece, start, length in source.located(table):
         ours[at : at + length] = theirs[piece][start : start + length]
         at += length
-
-
-def _spread(staging: torch.Tensor, target: RegionBytes, table: Table) -> None:
-    """The inverse: unpack into the target's runs."""
-    ours, theirs, at = *_sliceable(target, staging), 0
-    for piece, start, length in target.located(table[:, 1:]):
-        ours[piece][start : start + length] = theirs[at : at + length]
-        at += length
-
-
-def _sliceable(region: RegionBytes, staging: torch.Tensor) -> tuple[Sequence[Any], Any]:
-    """As numpy arrays where all are in host memory: slicing and copying those costs a tenth of torch's."""
-    if is_host(region.views[0].device):
-        return [view.numpy() for view in region.views], staging.numpy()
-    return region.views, staging
 
 
 def _left(deadline: float) -> float:

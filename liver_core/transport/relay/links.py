@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from liver_core.device import is_host
-from liver_core.transport.regions import RegionBytes, Table
+from liver_core.transport.regions import RegionBytes, Table, spread
 from liver_core.transport.relay.messages import ANSWER_HEADER_BYTES, Answer, Guard, Request, Status, WireError
 
 CHUNK_BYTES = 512 << 10
@@ -130,7 +130,7 @@ class Link:
         self.asked_bytes -= chunk.bytes
         self._expected += 1
         if answer.status is Status.WHOLE and not self._in_place(chunk):
-            spread(self._buffer(answer.bytes), chunk.target, chunk.table)
+            spread(torch.from_numpy(self._buffer(answer.bytes)), chunk.target, chunk.table)
         self._answer = None
         self._views.append(memoryview(self._header))
         refused = answer.status is Status.REFUSED
@@ -158,22 +158,6 @@ class Link:
         if self._spread is None or len(self._spread) < size:
             self._spread = np.empty(max(size, 2 * CHUNK_BYTES), dtype=np.uint8)
         return self._spread[:size]
-
-
-def spread(landed: np.ndarray, target: RegionBytes, table: Table) -> None:
-    """Copy bytes that lie one run behind the other to where `table` wants them."""
-    at, places = 0, target.located(table[:, 1:])
-    if is_host(target.views[0].device):
-        views = [view.numpy() for view in target.views]
-        for piece, start, length in places:
-            views[piece][start : start + length] = landed[at : at + length]
-            at += length
-        return
-    # From pageable memory a copy is over when the call returns.
-    whole = torch.from_numpy(landed).to(target.views[0].device)
-    for piece, start, length in places:
-        target.views[piece][start : start + length].copy_(whole[at : at + length])
-        at += length
 
 
 class Links:

@@ -150,6 +150,7 @@ class RelayTransport:
         self._open = False
         for where in tuple(self._links):
             self._leave(where)
+        self._selector.close()
         if self._registration is not None:
             self._registration.close()
             self._registration = None
