@@ -25,7 +25,7 @@ from liver_core.handoff.messages import (
     Tick,
 )
 from liver_core.layout import Member, Roster
-from liver_core.layout.limits import STRICT, Bound, Count
+from liver_core.layout.limits import STRICT, Bound, Count, Name
 
 
 class ParticipantState(StrEnum):
@@ -130,7 +130,8 @@ ENDED_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class EndedHandoff:
-    """How a handoff ended here; kept so that a late order gets the true answer."""
+    """How a handoff ended here; kept so that a late order gets the true answer. `proposer_id`: who led it, None where an
+    older agent has not written that down."""
 
     handoff_id: HandoffName
     generation: AnyGeneration
@@ -138,6 +139,7 @@ class EndedHandoff:
     stage: Stage
     decision: Decision
     reason: Reason | None
+    proposer_id: Name | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

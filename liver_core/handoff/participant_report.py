@@ -128,10 +128,16 @@ class RecordKeeper:
         return SetReadyTag(handoff_id, revision, ready_tag(handoff_id, revision))
 
     def _end_record(self, stage: Stage, reason: Reason | None) -> None:
-        promise = self.record.promise
+        promise, order = self.record.promise, self.record.order
         assert promise is not None
         ended = EndedHandoff(
-            promise.handoff_id, promise.generation, promise.plan_revision, stage, self.record.decision, reason
+            promise.handoff_id,
+            promise.generation,
+            promise.plan_revision,
+            stage,
+            self.record.decision,
+            reason,
+            proposer_id=None if order is None else order.proposer_id,
         )
         self.record = replace(
             self.record,
@@ -147,8 +153,10 @@ class RecordKeeper:
         return Persist(self.record)
 
     def _ended(self, order: Order) -> EndedHandoff | None:
-        attempt = order.handoff_id, order.generation
-        return next((each for each in self.record.ended if (each.handoff_id, each.generation) == attempt), None)
+        """How the attempt of this order ended here. Another lead's of the same name and number is another attempt."""
+        attempt, leads = (order.handoff_id, order.generation), (order.proposer_id, None)
+        found = (each for each in self.record.ended if (each.handoff_id, each.generation) == attempt)
+        return next((each for each in found if each.proposer_id in leads), None)
 
     def _refuse(self, order: Order, reason: Reason | None, now: float) -> SendReport:
         return self._report_of(order, Stage.ABORTED, reason, Decision.UNDECIDED, now)

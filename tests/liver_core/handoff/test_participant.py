@@ -335,6 +335,16 @@ def test_another_lead_that_opens_the_same_proposal_under_the_same_number_is_refu
     assert (machine.state, machine.record.promise.plan_revision) == (ParticipantState.READY, 1)
 
 
+def test_how_a_handoff_ended_is_the_answer_to_its_own_lead_alone():
+    """Another that has opened the same proposal under the same number would take GO for the end of its own attempt."""
+    machine = participant_in(ParticipantState.ACTIVE)
+    take(machine, order(Phase.RETIRE))
+    (own,) = reports_in(take(machine, order(Phase.ABORT)))
+    (other,) = reports_in(take(machine, order(Phase.ABORT, proposer_id="another", reason=WHY)))
+    assert (own.stage, own.decision) == (Stage.ACTIVE, Decision.GO)
+    assert (other.stage, other.decision) == (Stage.ABORTED, Decision.UNDECIDED)
+
+
 def test_an_older_revision_that_comes_late_changes_nothing():
     machine = participant_in(ParticipantState.READY)
     take(machine, order(plan_revision=2))
