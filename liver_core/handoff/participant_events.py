@@ -130,8 +130,8 @@ ENDED_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class EndedHandoff:
-    """How a handoff ended here; kept so that a late order gets the true answer. `proposer_id`: who led it, None where an
-    older agent has not written that down."""
+    """How a handoff ended here; kept so that a late order gets the true answer. `proposer_id`: who led it, None where
+    an older agent has not written that down."""
 
     handoff_id: HandoffName
     generation: AnyGeneration

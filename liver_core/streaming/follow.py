@@ -1,8 +1,9 @@
 """The target's algorithm while the source world trains: copy tiles at one version, replay every step on what is here.
 
 Pure, sans-IO: `handle(event)` says what to do next, one thing at a time. All resident tiles always stand at one version
-V. Whatever is read is believed only when a look after it (complete before the next read is posted) shows what the look
-before it showed. Replay goes before copying, since a tile can wait and a slot of a ring cannot.
+V. What is read is believed when a look after it (complete before the next read is posted) shows what the look before
+it showed, or when who reads at the source has made these two looks. Replay goes before copying, since a tile can wait
+and a slot of a ring cannot.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile
+from math import inf
 
 from liver_core.streaming.header import StepHeader
 from liver_core.streaming.pace import Pace
-from liver_core.streaming.tiles import Tile
+from liver_core.streaming.tiles import LOCAL, Tile
 
 # Events.
 
@@ -33,9 +36,18 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class TileRead:
-    """Answers ReadTile: bytes that other processes gave, and seconds for the estimate."""
+    """Of one tile: bytes that other processes gave. `held`: whether all of them are of the version asked for, which was
+    looked at where they were read; None where the look that follows has to tell."""
 
     bytes: int
+    held: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TilesRead:
+    """Answers ReadTiles: each of them in turn, and seconds for the estimate."""
+
+    tiles: tuple[TileRead, ...]
     seconds: float
 
 
@@ -62,7 +74,7 @@ class Hashed:
     """Answers Hash."""
 
 
-FollowEvent = Begin | Looked | TileRead | GradientsRead | Replayed | Hashed
+FollowEvent = Begin | Looked | TilesRead | GradientsRead | Replayed | Hashed
 
 
 # Effects.
@@ -77,10 +89,10 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadTile:
-    """Read all state kinds of tile number `tile` in place; answer with TileRead."""
+class ReadTiles:
+    """Read all state kinds of these tiles in place, in this order; answer with TilesRead."""
 
-    tile: int
+    tiles: tuple[int, ...]
     version: int
 
 
@@ -144,14 +156,14 @@ class GiveUp:
     reason: str
 
 
-FollowEffect = Look | ReadTile | ReadGradients | Replay | Hash | HashMissed | Converged | Sleep | Done | GiveUp
+FollowEffect = Look | ReadTiles | ReadGradients | Replay | Hash | HashMissed | Converged | Sleep | Done | GiveUp
 
 
 class _Doing(StrEnum):
     """What the last look is the second look of."""
 
     NOTHING = "nothing"
-    TILE = "tile"
+    TILES = "tiles"
     GRADIENTS = "gradients"
 
 
@@ -166,18 +178,20 @@ class _NextSlot(StrEnum):
 @dataclass(frozen=True, slots=True)
 class FollowLimits:
     """losses_max: times that everything may have to be copied again because a slot was overwritten unread.
-    torn_max: times in a row that reads may be torn. poll_s: least seconds between two looks at sources that stand."""
+    torn_max: times in a row that reads may be torn. poll_s: least seconds between two looks at sources that stand.
+    batch_s: seconds for which tiles are asked for at once, where who reads at the source looks at its counter."""
 
     losses_max: int = 3
     torn_max: int = 64
     poll_s: float = 0.001
+    batch_s: float = 0.25
 
 
 @dataclass(slots=True)
 class FollowCounts:
     """Bytes are those that other processes gave. `read_bytes`: tiles, each counted once. `reread_bytes`: torn tiles,
     and those copied again after a loss. `replayed_bytes`: gradients with their headers. `torn`: reads of tiles that
-    were not believed. `losses`: slots lost."""
+    gave bytes and were not believed. `losses`: slots lost."""
 
     read_bytes: int = 0
     reread_bytes: int = 0
@@ -189,11 +203,19 @@ class FollowCounts:
 
 class Follower:
     """One target rank. `tiles` are copied in the order given; `depth` is that of the shallowest ring, for the text.
+    `guarded`: peers whose reader at the source looks at the counter; LOCAL is one always.
 
     `announce` and `finish` may be called at any time between two events, by whoever holds the machine's lock.
     """
 
-    def __init__(self, tiles: Sequence[Tile], *, depth: int, limits: FollowLimits | None = None) -> None:
+    def __init__(
+        self,
+        tiles: Sequence[Tile],
+        *,
+        depth: int,
+        guarded: frozenset[int] = frozenset(),
+        limits: FollowLimits | None = None,
+    ) -> None:
         self.tiles = tuple(tiles)
         self.depth = depth
         self.limits = limits or FollowLimits()
@@ -211,6 +233,9 @@ class Follower:
         self._peers: frozenset[int] = frozenset()
         self._seen: dict[int, int] = {}
         self._look = Look(0, ())
+        self._batch: tuple[int, ...] = ()
+        self._read: tuple[TileRead, ...] = ()
+        self._guarded = guarded | {LOCAL}
         self._doing = _Doing.NOTHING
         self._gradients: GradientsRead | None = None
         self._hash_at: int | None = None
@@ -253,8 +278,8 @@ class Follower:
                 return self._glance()
             case Looked():
                 return self._looked(event)
-            case TileRead():
-                self._count_tile(event)
+            case TilesRead():
+                self._count_tiles(event)
                 return self._glance()
             case GradientsRead():
                 return self._gradients_read(event)
@@ -268,7 +293,8 @@ class Follower:
         """Look at all that the next thing to do depends on."""
         if not self.tiles:
             return self._without_tiles()
-        peers = self._peers | self._tiles_peers(self.todo[-1]) if self.todo else self._peers
+        # After a read, at those of the tiles that were read.
+        peers = self._peers.union(*map(self._tiles_peers, self._batch or self._next_tiles()))
         if peers != set(self._wanted):
             self._wanted = tuple(sorted(peers))
         self._look = Look(self.version + 1, self._wanted)
@@ -280,9 +306,7 @@ class Follower:
         doing, self._doing = self._doing, _Doing.NOTHING
         if doing is _Doing.GRADIENTS and not self._held_back and self._slot(slots, before) is _NextSlot.READY:
             return self._replay()
-        if doing is _Doing.TILE and not self._stand(self.todo[-1]):
-            self._tear()
-        elif doing is _Doing.TILE:
+        if doing is _Doing.TILES:
             self._settle()
             if self.todo and not self._tiles_peers(self.todo[-1]) <= slots.keys():
                 return self._glance()
@@ -318,9 +342,10 @@ class Follower:
                     return (*missed, *self._lose(f"slots {slots}, counters {self._seen}"))
                 case _NextSlot.WAITING:
                     pass
-        if self.todo and self._stand(self.todo[-1]):
-            self._doing = _Doing.TILE
-            return (*missed, ReadTile(self.todo[-1], self.version))
+        self._batch = tuple(takewhile(self._stand, self._next_tiles()))
+        if self._batch:
+            self._doing = _Doing.TILES
+            return (*missed, ReadTiles(self._batch, self.version))
         return (*missed, *self._converge(), self._sleep())
 
     def _ending(self) -> tuple[FollowEffect, ...] | None:
@@ -388,26 +413,45 @@ class Follower:
         self.resident, self._resident_elements, self._peers, self.converged = (), 0, frozenset(), False
         return self._glance()
 
-    def _tear(self) -> None:
-        self.counts.torn += 1
-        self._torn_in_a_row += 1
+    def _next_tiles(self) -> tuple[int, ...]:
+        """The tiles to copy next: as many as take `batch_s`, where those that are torn meanwhile cost no bytes."""
+        found, most = self.todo[-1:], self.limits.batch_s / (self.pace.copy_s or inf)
+        elements = sum(self._elements[tile] for tile in found)
+        for tile in reversed(self.todo[:-1]):
+            elements += self._elements[tile]
+            if elements > most or not self._peers_of[tile] | self._peers_of[found[0]] <= self._guarded:
+                break
+            found.append(tile)
+        return tuple(found)
 
     def _settle(self) -> None:
-        tile = self.todo.pop()
-        self.resident = (*self.resident, tile)
-        self._resident_elements += self._elements[tile]
-        self._peers = self._peers | self._tiles_peers(tile)
-        self.pace.copied(self._attempts_s, self._elements[tile])
+        """Which of the tiles that were read are here at V; the others are torn."""
+        batch, self._batch = self._batch, ()
+        torn = []
+        for tile, read in zip(batch, self._read, strict=True):
+            if read.held or (read.held is None and self._stand(tile)):
+                self.resident = (*self.resident, tile)
+                self._resident_elements += self._elements[tile]
+                self._peers |= self._tiles_peers(tile)
+            else:
+                torn.append(tile)
+                self.counts.torn += read.held is None or read.bytes > 0
+        self.todo[-len(batch) :] = reversed(torn)
+        if len(torn) == len(batch):
+            self._torn_in_a_row += 1
+            return
+        self.pace.copied(self._attempts_s, sum(self._elements[tile] for tile in batch if tile not in torn))
         self._torn_in_a_row, self._attempts_s = 0, 0.0
 
-    def _count_tile(self, event: TileRead) -> None:
-        tile = self.todo[-1]
-        if tile in self._copied:
-            self.counts.reread_bytes += event.bytes
-        else:
-            self._copied.add(tile)
-            self.counts.read_bytes += event.bytes
+    def _count_tiles(self, event: TilesRead) -> None:
+        self._read = event.tiles
         self._attempts_s += event.seconds
+        for tile, read in zip(self._batch, event.tiles, strict=True):
+            if read.held is False or tile in self._copied:
+                self.counts.reread_bytes += read.bytes
+            else:
+                self._copied.add(tile)
+                self.counts.read_bytes += read.bytes
 
     def _tiles_peers(self, tile: int) -> frozenset[int]:
         return self._peers_of[tile]

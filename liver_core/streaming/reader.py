@@ -36,16 +36,17 @@ from liver_core.streaming.follow import (
     Look,
     Looked,
     ReadGradients,
-    ReadTile,
+    ReadTiles,
     Replay,
     Replayed,
     Sleep,
     TileRead,
+    TilesRead,
 )
 from liver_core.streaming.header import HEADER_BYTES, HeaderError, StepHeader, merged
 from liver_core.streaming.ring import COUNTER, HEADERS, SLOTS, ring_kind, slot_of
 from liver_core.streaming.tiles import LOCAL, Span, Tile
-from liver_core.transport.protocol import Read, Transport, TransportError
+from liver_core.transport.protocol import Guard, GuardedRead, Read, Transport, TransportError
 from liver_core.transport.regions import copy_runs
 
 _log = logging.getLogger(__name__)
@@ -291,11 +292,10 @@ class TargetStream:
                 return Begin()
             case Look(version=version, peers=peers):
                 return self._look(version, peers)
-            case ReadTile(tile=tile):
-                reads, kinds = self._following.tiles[tile].reads, self._following.kinds
-                moved = self._read([(read.peer, kind, read.runs) for read in reads for kind in kinds])
-                answer: FollowEvent = TileRead(moved, self._clock() - started)
-                self._on_tile(tile)
+            case ReadTiles(tiles=tiles, version=version):
+                answer: FollowEvent = TilesRead(self._read_tiles(tiles, version), self._clock() - started)
+                for tile in tiles:
+                    self._on_tile(tile)
             case ReadGradients(version=version, tiles=tiles, peers=peers):
                 answer = self._read_gradients(version, tiles, peers)
             case Replay(header=header, tiles=tiles):
@@ -318,8 +318,8 @@ class TargetStream:
         wanted = []
         for peer in peers:
             slot = slot_of(version, depths[peer])
-            wanted.append((peer, COUNTER, (CopyRuns(0, index[peer], 1),)))
-            wanted.append((peer, SLOTS, (CopyRuns(slot, index[peer], 1),)))
+            wanted.append(Read(peer, COUNTER, (CopyRuns(0, index[peer], 1),)))
+            wanted.append(Read(peer, SLOTS, (CopyRuns(slot, index[peer], 1),)))
         self._read(wanted)
         landing = self._following.landing
         counters, slots = landing.counters.numpy(), landing.slots.numpy()
@@ -327,33 +327,64 @@ class TargetStream:
             tuple(int(counters[index[peer]]) for peer in peers), tuple(int(slots[index[peer]]) for peer in peers)
         )
 
+    def _read_tiles(self, tiles: tuple[int, ...], version: int) -> tuple[TileRead, ...]:
+        following, guard = self._following, Guard(COUNTER, 0, 2 * version)
+        reads, owners = [], []
+        for at, tile in enumerate(tiles):
+            for part in following.tiles[tile].reads:
+                reads.extend(Read(part.peer, kind, part.runs, guard) for kind in following.kinds)
+                owners.extend(at for _ in following.kinds)
+        moved, guarded = self._read(reads)
+        bytes_of, held = [0] * len(tiles), [True] * len(tiles)
+        unknown = {owner for place, owner in enumerate(owners) if place not in guarded}
+        for place, outcome in guarded.items():
+            bytes_of[owners[place]] += outcome.bytes
+            held[owners[place]] &= outcome.held
+        if unknown:
+            bytes_of[max(unknown)] += moved - sum(bytes_of)
+        return tuple(
+            TileRead(size, None if is_held and at in unknown else is_held)
+            for at, (size, is_held) in enumerate(zip(bytes_of, held, strict=True))
+        )
+
     def _read_gradients(self, version: int, tiles: tuple[int, ...], peers: tuple[int, ...]) -> GradientsRead:
         started, index = self._clock(), self._following.index
         self._hold(tiles)
-        wanted: list[tuple[int, str, tuple[CopyRuns, ...]]] = []
+        wanted: list[Read] = []
         for peer in peers:
             slot = slot_of(version, self._following.depths[peer])
-            wanted.append((peer, ring_kind(slot), self._runs[peer]))
-            wanted.append((peer, HEADERS, (CopyRuns(slot * HEADER_BYTES, index[peer] * HEADER_BYTES, HEADER_BYTES),)))
-        moved = self._read(wanted)
+            wanted.append(Read(peer, ring_kind(slot), self._runs[peer]))
+            header = CopyRuns(slot * HEADER_BYTES, index[peer] * HEADER_BYTES, HEADER_BYTES)
+            wanted.append(Read(peer, HEADERS, (header,)))
+        moved, _ = self._read(wanted)
         data = self._following.landing.headers.numpy()
         headers = [data[at : at + HEADER_BYTES].tobytes() for at in (index[peer] * HEADER_BYTES for peer in peers)]
         return GradientsRead(*_together(headers), moved, self._clock() - started)
 
-    def _read(self, wanted: Sequence[tuple[int, str, tuple[CopyRuns, ...]]]) -> int:
-        """Read remote parts over the transport and local ones in memory; bytes that came over the transport."""
-        remote = [Read(peer, kind, runs) for peer, kind, runs in wanted if peer != LOCAL]
-        moved = 0
+    def _read(self, reads: Sequence[Read]) -> tuple[int, dict[int, GuardedRead]]:
+        """Read remote parts over the transport and local ones in memory: bytes that came over the transport, and the
+        outcome of each guard that was looked at, by place."""
+        remote = [place for place, read in enumerate(reads) if read.peer != LOCAL]
+        moved, guarded = 0, {}
         if remote:
             assert self._transport is not None, "there are remote peers and no transport"
             # Not cut short by the stream's deadline: a read that times out can cost the endpoint.
-            moved += self._transport.read(remote, self._clock() + self._read_s).bytes
-        for peer, kind, runs in wanted:
-            if peer == LOCAL:
-                copy_runs(Read(peer, kind, runs), self._following.local[kind], self._landings[kind])
-        if len(remote) < len(wanted):
+            report = self._transport.read([reads[place] for place in remote], self._clock() + self._read_s)
+            moved, guarded = report.bytes, {remote[at]: outcome for at, outcome in report.guarded.items()}
+        if len(remote) < len(reads):
+            local = [(place, read) for place, read in enumerate(reads) if read.peer == LOCAL]
+            held = [self._holds(read.guard) for _, read in local]
+            for _, read in local:
+                copy_runs(read, self._following.local[read.kind], self._landings[read.kind])
             settle(DeviceWait.LOCAL_COPIED, self._following.device)
-        return moved
+            for (place, read), before in zip(local, held, strict=True):
+                if read.guard is not None:
+                    guarded[place] = GuardedRead(before and self._holds(read.guard), 0)
+        return moved, guarded
+
+    def _holds(self, guard: Guard | None) -> bool:
+        """In this process."""
+        return guard is None or int(self._following.local[guard.kind].tensors[0][guard.index]) == guard.value
 
     def _hold(self, tiles: tuple[int, ...]) -> None:
         """Keep spans and gradient runs of the resident tiles; only what has come since the last time is added."""

@@ -165,6 +165,9 @@ class TorchDistributedTransport:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
+    def guards(self, peer: int) -> bool:
+        return False
+
     def register(
         self,
         *,

@@ -43,6 +43,9 @@ class MixedTransport:
         can_be = not self._lost or self._far.one_sided
         return can_be and all(via.one_sided for _, via in self._peers.values())
 
+    def guards(self, peer: int) -> bool:
+        return self._peers[peer][1].guards(peer)
+
     def register(
         self,
         *,
@@ -109,15 +112,23 @@ class MixedTransport:
     def read(self, reads: Sequence[Read], deadline: float) -> ReadReport:
         self._check_open(Call.READ)
         start = time.monotonic()
-        sides = {self._peers[read.peer][1] for read in reads if read.peer in self._peers}
-        if len(sides) == 1 and all(read.peer in self._peers for read in reads):
-            return sides.pop().read(reads, deadline)
+        only = {self._peers[read.peer][1] for read in reads if read.peer in self._peers}
+        if len(only) == 1 and all(read.peer in self._peers for read in reads):
+            return only.pop().read(reads, deadline)
         known = {peer: address.regions for peer, (address, _) in self._peers.items()}
         check_reads(reads, known, self._regions.targets)
-        parts = [[read for read in reads if self._peers[read.peer][1] is side] for side in (self._near, self._far)]
-        reports = self._both(parts[0], parts[1], deadline)
+        if not reads:
+            return ReadReport(0, 0.0, ())
+        sides = (self._near, self._far)
+        places = [[at for at, read in enumerate(reads) if self._peers[read.peer][1] is side] for side in sides]
+        reports = self._both([reads[at] for at in places[0]], [reads[at] for at in places[1]], deadline)
         peers = tuple(sorted((each for report in reports for each in report.peers), key=lambda each: each.peer))
-        return ReadReport(sum(each.bytes for each in peers), time.monotonic() - start, peers)
+        guarded = {
+            found[at]: outcome
+            for found, report in zip(places, reports, strict=True)
+            for at, outcome in report.guarded.items()
+        }
+        return ReadReport(sum(each.bytes for each in peers), time.monotonic() - start, peers, guarded)
 
     def close(self) -> None:
         self._open = False
@@ -150,23 +161,21 @@ class MixedTransport:
             _log.warning("rank %d is not read one-sidedly, reads take turns with training: %s", peer, refusal.text)
 
     def _both(self, near: list[Read], far: list[Read], deadline: float) -> list[ReadReport]:
-        """Read over both at once. A failure of one is raised only when the other has ended too."""
-        reports: list[ReadReport] = []
+        """Read over both at once: the reports of near and far. A failure of one is raised only when the other has ended
+        too."""
+        reports = [ReadReport(0, 0.0, ()), ReadReport(0, 0.0, ())]
         failures: list[TransportError] = []
 
-        def run(side: Transport, reads: list[Read]) -> None:
+        def run(at: int, side: Transport, reads: list[Read]) -> None:
             try:
-                reports.append(side.read(reads, deadline))
+                reports[at] = side.read(reads, deadline)
             except TransportError as error:
                 failures.append(error)
 
-        if near and far:
-            beside = background(run, args=(self._far, far), name="transport-far")
-            beside.start()
-            run(self._near, near)
-            beside.join()
-        else:
-            run(self._near if near else self._far, near or far)
+        beside = background(run, args=(1, self._far, far), name="transport-far")
+        beside.start()
+        run(0, self._near, near)
+        beside.join()
         if failures:
             raise failures[0]
         return reports

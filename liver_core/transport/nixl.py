@@ -148,6 +148,9 @@ class NixlTransport:
         self._period_s = PROGRESS_PERIOD_S
         self._thread: threading.Thread | None = None
 
+    def guards(self, peer: int) -> bool:
+        return False
+
     def register(
         self,
         *,

@@ -7,7 +7,7 @@ certificate, what happens when they do not come by the handoff. Imports no torch
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,16 +18,35 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Guard:
+    """What must hold before and after bytes are read: element `index` (int64) of source region `kind` is `value`."""
+
+    kind: str
+    index: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
 class Read:
     """One batch of runs from one peer.
 
     `kind` names a *source* region at the peer and a *target* region here, for example "master". The two never
     clash in a process that is both source and target, because they are registered apart.
+    `guard` is looked at where the bytes are read, by a transport that can: where it does not hold, none are sent.
     """
 
     peer: int
     kind: str
     runs: tuple[CopyRuns, ...]
+    guard: Guard | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedRead:
+    """What came of a read whose guard was looked at: whether it held for all bytes, and how many were given."""
+
+    held: bool
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +60,13 @@ class PeerReport:
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """What one `read` moved. `peers` is in ascending order of peer and has no entry for a peer without runs."""
+    """What one `read` moved. `peers` is in ascending order of peer and has no entry for a peer without runs. `guarded`:
+    by place among the reads, those whose guard was looked at."""
 
     bytes: int
     seconds: float
     peers: tuple[PeerReport, ...]
+    guarded: Mapping[int, GuardedRead] = field(default_factory=dict[int, "GuardedRead"])
 
 
 class Call(StrEnum):
@@ -113,6 +134,10 @@ class Transport(Protocol):
         """
         ...
 
+    def guards(self, peer: int) -> bool:
+        """Whether the guards of reads from this peer, which is connected, are looked at where its bytes are read."""
+        ...
+
     def register(
         self,
         *,
@@ -151,7 +176,7 @@ class Transport(Protocol):
         ...
 
     def read(self, reads: Sequence[Read], deadline: float) -> ReadReport:
-        """Fetch all reads, from all peers at once; returns when every byte has landed.
+        """Fetch all reads, from all peers at once; returns when every byte has landed, save of guards that do not hold.
 
         Everything is checked before anything is posted: peer known, kind registered at both ends with one dtype, all
         runs inside both regions. Raises TransportError or TransportTimeout naming peer and kind.

@@ -29,11 +29,12 @@ from liver_core.streaming.follow import (
     Look,
     Looked,
     ReadGradients,
-    ReadTile,
+    ReadTiles,
     Replay,
     Replayed,
     Sleep,
     TileRead,
+    TilesRead,
 )
 from liver_core.streaming.header import StepHeader
 from liver_core.streaming.tiles import LOCAL, cut_tiles
@@ -54,6 +55,7 @@ class Faults:
     steps_with_an_even_counter: bool = False
     slot_off_by_one: bool = False
     header_read_late: bool = False
+    guard_looked_at_before_only: bool = False
 
 
 @dataclass(slots=True)
@@ -141,6 +143,7 @@ class Streaming:
         self.draw = draw = random.Random(seed)
         self.bug = bug
         self.peers = [LOCAL, 3][: draw.randint(1, 2)]
+        self.guarding = {LOCAL, *(peer for peer in self.peers if draw.random() < 0.5)}
         self.words = draw.randint(1, 3)
         self.depth = draw.randint(1, 3)
         start = draw.randint(0, 3)
@@ -166,8 +169,9 @@ class Streaming:
         ]
         plan = RankPlan(0, parts[0], tuple(parts[1:]), "simulated")
         self.tiles = cut_tiles(plan, [(0, total)], self.draw.randint(1, total))
-        limits = FollowLimits(losses_max=self.draw.randint(1, 6), torn_max=200)
-        return self.bug.follower(self.tiles, depth=self.depth, limits=limits)
+        batch_s = self.draw.choice((0.0, 2.0, 9.0))
+        limits = FollowLimits(losses_max=self.draw.randint(1, 6), torn_max=200, batch_s=batch_s)
+        return self.bug.follower(self.tiles, depth=self.depth, guarded=frozenset(self.guarding), limits=limits)
 
     # The world: sources step until the version to finish at, one word at a time.
 
@@ -235,11 +239,8 @@ class Streaming:
         match effect:
             case Look(version=version, peers=peers):
                 yield from self._look(version, peers, answer)
-            case ReadTile(tile=tile):
-                for peer, source_word, word in shuffled(self.draw, self._words_of(tile)):
-                    self.memory[word] = {"master": self.sources[peer].state[source_word], "grad": 0}
-                    yield
-                answer.append(TileRead(1, 0.0))
+            case ReadTiles(tiles=tiles, version=version):
+                yield from self._read_tiles(tiles, version, answer)
             case ReadGradients(version=version, tiles=tiles, peers=peers):
                 yield from self._read_gradients(version, tiles, peers, answer)
             case Replay(header=header, tiles=tiles):
@@ -268,6 +269,27 @@ class Streaming:
         answer.append(
             Looked(tuple(found["counter", peer] for peer in peers), tuple(found["slot", peer] for peer in peers))
         )
+
+    def _read_tiles(self, tiles: tuple[int, ...], version: int, answer: list[FollowEvent]) -> Iterator[None]:
+        """Word by word, in any order. Who looks at a guard sends what it has read only when it has held."""
+        held = dict.fromkeys(tiles, True)
+        words = [(tile, *word) for tile in tiles for word in self._words_of(tile)]
+        for tile, peer, source_word, word in shuffled(self.draw, words):
+            source, faults, is_guarded = self.sources[peer], self.bug.faults, peer in self.guarding
+            if is_guarded and source.counter != 2 * version:
+                held[tile] = False
+                continue
+            yield
+            value = source.state[source_word]
+            yield
+            if is_guarded and not faults.guard_looked_at_before_only and source.counter != 2 * version:
+                held[tile] = False
+                continue
+            self.memory[word] = {"master": value, "grad": 0}
+            yield
+        known = {tile: self.guarding.issuperset(peer for peer, _, _ in self._words_of(tile)) for tile in tiles}
+        reads = (TileRead(1, held[tile] if known[tile] or not held[tile] else None) for tile in tiles)
+        answer.append(TilesRead(tuple(reads), 1.0))
 
     def _read_gradients(
         self, version: int, tiles: tuple[int, ...], peers: tuple[int, ...], answer: list[FollowEvent]
@@ -309,8 +331,8 @@ class Streaming:
         for tile in self.machine.resident:
             for peer, at, word in self._words_of(tile):
                 truth = true_state(version, peer, at)
-                if self.memory[word]["master"] != truth:
-                    raise Violation(f"word {word} of tile {tile}: {self.memory[word]['master']}, truth {truth}")
+                if word not in self.memory or self.memory[word]["master"] != truth:
+                    raise Violation(f"word {word} of tile {tile}: {self.memory.get(word)}, truth {truth}")
 
     def _check_whole(self, version: int) -> None:
         if not version == self.machine.version == self.hash_told or self.machine.todo:
@@ -369,7 +391,15 @@ class HashesOneVersionLate(Follower):
         super().announce(version + 1)
 
 
+class BelievesWhatTheSourceSaysIsTorn(Follower):
+    def _count_tiles(self, event: TilesRead) -> None:
+        super()._count_tiles(event)
+        self._read = tuple(replace(read, held=True if read.held is False else read.held) for read in self._read)
+
+
 BUGS: dict[str, Bug] = {
+    "believes what the source says is torn": Bug(BelievesWhatTheSourceSaysIsTorn),
+    "guard looked at before the bytes only": Bug(faults=Faults(guard_looked_at_before_only=True)),
     "counter read after the tile only": Bug(ReadsTheCounterAfterATileOnly),
     "counter read before the tile only": Bug(ReadsTheCounterBeforeATileOnly),
     "gradients believed without a second look": Bug(BelievesGradientsWithoutASecondLook),

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from liver_core.device import is_host
+from liver_core.transport.protocol import Guard
 from liver_core.transport.regions import RegionBytes, Table, spread
-from liver_core.transport.relay.messages import ANSWER_HEADER_BYTES, Answer, Guard, Request, Status, WireError
+from liver_core.transport.relay.messages import ANSWER_HEADER_BYTES, Answer, Request, Status, WireError
 
 CHUNK_BYTES = 512 << 10
 """Of one request, which has less than twice as many."""
@@ -34,7 +35,8 @@ class LinkLost(Exception):
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """One request. `table`: int64 (runs, 3) of source offset, target offset and bytes."""
+    """One request. `table`: int64 (runs, 3) of source offset, target offset and bytes. `read`: place of the read that
+    it is a part of."""
 
     peer: int
     source: str
@@ -42,6 +44,7 @@ class Chunk:
     table: Table
     target: RegionBytes
     guard: Guard | None = None
+    read: int = 0
     bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -167,6 +170,8 @@ class Links:
         self._done: list[tuple[Chunk, Answer, str]] = []
         self.links = [Link(each, lambda *done: self._done.append(done)) for each in connections]
         self.waiting: deque[Chunk] = deque()
+        self.moved: set[tuple[int, Guard | None]] = set()
+        """Peer and guard of what is not asked for any more: a guard that has failed will not hold again."""
         self.lost = ""
 
     @property
@@ -181,6 +186,9 @@ class Links:
     def fill(self) -> None:
         """Queue requests for what waits, each on the connection that has least to bring."""
         while self.waiting:
+            if (self.waiting[0].peer, self.waiting[0].guard) in self.moved:
+                self.waiting.popleft()
+                continue
             link = min(self.links, key=lambda each: each.asked_bytes)
             if link.asked and link.asked_bytes + self.waiting[0].bytes > AHEAD_BYTES:
                 break

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from liver_core.transport.relay.messages import Guard, Request
+from liver_core.transport.protocol import Guard
+from liver_core.transport.relay.messages import Request
 
 IOV_MAX = 1024
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")

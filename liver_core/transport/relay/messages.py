@@ -15,6 +15,8 @@ from enum import IntEnum
 
 import numpy as np
 
+from liver_core.transport.protocol import Guard
+
 MAGIC = b"LIVER1"
 NONCE_BYTES = MAC_BYTES = 32
 KEYS_MAX = 2
@@ -88,15 +90,6 @@ def is_proof(key: bytes, hello_bytes: bytes, nonce: bytes, proof_bytes: bytes) -
 
 def _mac(key: bytes, side: bytes, readers: bytes, relays: bytes) -> bytes:
     return hmac.digest(key, side + readers + relays, "sha256")
-
-
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """What must hold before and after the bytes are read: element `index` (int64) of the region `kind` is `value`."""
-
-    kind: str
-    index: int
-    value: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,19 @@ from liver_core.device.region import AnyRegion
 from liver_core.device.waits import DeviceWait
 from liver_core.reshard.plan import CopyRuns
 from liver_core.transport.places import piece_addresses
-from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout
+from liver_core.transport.protocol import (
+    Call,
+    GuardedRead,
+    PeerReport,
+    Read,
+    ReadReport,
+    TransportError,
+    TransportTimeout,
+)
 from liver_core.transport.regions import Address, Regions, Registered, batches, check_reads
 from liver_core.transport.relay.links import CHUNK_BYTES, Chunk, Links, advance
 from liver_core.transport.relay.local import DIAL_S, LocalRelay, NoRelay
-from liver_core.transport.relay.messages import RUNS_MAX
+from liver_core.transport.relay.messages import RUNS_MAX, Status
 from liver_core.transport.relay.relay import TOKEN_BYTES
 
 KIND = "relay"
@@ -60,6 +68,9 @@ class RelayTransport:
         self._links: dict[Where, Links] = {}
         self._selector = selectors.DefaultSelector()
         self._open = True
+
+    def guards(self, peer: int) -> bool:
+        return True
 
     def register(
         self,
@@ -135,16 +146,21 @@ class RelayTransport:
         start = time.monotonic()
         known = {peer: each.address.regions for peer, each in self._peers.items()}
         work: dict[Where, list[Chunk]] = {}
-        for read, table in zip(reads, check_reads(reads, known, self._regions.targets), strict=True):
+        wanted: dict[int, int] = {}
+        missing: dict[int, int] = {}
+        for at, (read, table) in enumerate(zip(reads, check_reads(reads, known, self._regions.targets), strict=True)):
             peer, target = self._peers[read.peer], self._regions.targets[read.kind].memory
             for part in batches(table, CHUNK_BYTES, RUNS_MAX) if len(table) else ():
-                chunk = Chunk(read.peer, peer.address.name, read.kind, part, target)
+                chunk = Chunk(read.peer, peer.address.name, read.kind, part, target, read.guard, at)
                 work.setdefault(peer.where, []).append(chunk)
-        reports = self._fetch(work, deadline, Call.READ)
+            if read.guard is not None:
+                missing[at] = wanted[at] = int(table[:, 2].sum())
+        reports = self._fetch(work, deadline, Call.READ, missing)
         for device in {self._regions.targets[read.kind].region.device for read in reads}:
             settle(DeviceWait.LANDED, device)
         peers = tuple(replace(reports[peer], seconds=reports[peer].seconds - start) for peer in sorted(reports))
-        return ReadReport(sum(each.bytes for each in peers), time.monotonic() - start, peers)
+        guarded = {at: GuardedRead(not missing[at], size - missing[at]) for at, size in wanted.items()}
+        return ReadReport(sum(each.bytes for each in peers), time.monotonic() - start, peers, guarded)
 
     def close(self) -> None:
         self._open = False
@@ -174,8 +190,11 @@ class RelayTransport:
             raise TransportError(Call.CONNECT, text, peer=peer) from error
         return Links(connections)
 
-    def _fetch(self, work: Mapping[Where, list[Chunk]], deadline: float, phase: Call) -> dict[int, PeerReport]:
-        """Have all chunks arrive. `seconds` of a report are the time (monotonic) of its last byte.
+    def _fetch(
+        self, work: Mapping[Where, list[Chunk]], deadline: float, phase: Call, missing: dict[int, int] | None = None
+    ) -> dict[int, PeerReport]:
+        """Have all chunks arrive, save those whose guard does not hold. `seconds` of a report are the time (monotonic)
+        of its last byte. `missing`: bytes of each read that have not come.
 
         After a failure nothing new is asked for, but what flies is waited for.
         """
@@ -183,6 +202,7 @@ class RelayTransport:
             if where not in self._links:
                 raise TransportError(phase, "its connection was lost; connect again", peer=chunks[0].peer)
             self._links[where].waiting.extend(chunks)
+            self._links[where].moved.clear()
         reports: dict[int, PeerReport] = {}
         failure: TransportError | None = None
         while busy := {where: self._links[where] for where in work if where in self._links and self._links[where].busy}:
@@ -194,7 +214,7 @@ class RelayTransport:
                 raise failure or TransportTimeout(phase, text, peer=late.peer, kind=_kind(phase, late))
             advance(busy.values(), self._selector, deadline)
             for where, links in busy.items():
-                failure = self._taken(links, reports, phase) or failure
+                failure = self._taken(links, reports, phase, missing or {}) or failure
                 if links.lost:
                     late = links.late
                     text = f"the connection to {late.source!r} was lost: {links.lost}"
@@ -207,13 +227,19 @@ class RelayTransport:
             raise failure
         return reports
 
-    def _taken(self, links: Links, reports: dict[int, PeerReport], phase: Call) -> TransportError | None:
+    def _taken(
+        self, links: Links, reports: dict[int, PeerReport], phase: Call, missing: dict[int, int]
+    ) -> TransportError | None:
         """Count what has arrived; the first refusal."""
         failure = None
         for chunk, answer, why in links.taken():
             if why:
                 failure = failure or TransportError(phase, why, peer=chunk.peer, kind=_kind(phase, chunk))
+            elif answer.status is Status.MOVED:
+                links.moved.add((chunk.peer, chunk.guard))
             else:
+                if chunk.read in missing:
+                    missing[chunk.read] -= answer.bytes
                 moved = answer.bytes + (reports[chunk.peer].bytes if chunk.peer in reports else 0)
                 reports[chunk.peer] = PeerReport(chunk.peer, moved, time.monotonic())
         return failure

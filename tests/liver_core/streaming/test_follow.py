@@ -23,11 +23,12 @@ from liver_core.streaming.follow import (
     Look,
     Looked,
     ReadGradients,
-    ReadTile,
+    ReadTiles,
     Replay,
     Replayed,
     Sleep,
     TileRead,
+    TilesRead,
 )
 from liver_core.streaming.header import StepHeader
 from liver_core.streaming.pace import BUSY_S_MOST, IDLE_S_MOST
@@ -74,6 +75,10 @@ def tiles(count: int, peers: tuple[int, ...] = (0,)) -> list[Tile]:
     ]
 
 
+def read(size: int, seconds: float, held: bool | None = None) -> TilesRead:
+    return TilesRead((TileRead(size, held),), seconds)
+
+
 def header(version: int) -> StepHeader:
     return StepHeader(version, 1.0, 1.0, (), {}, True, 0.1)
 
@@ -87,8 +92,8 @@ def copied_at(version: int, count: int = 1, **limits: int) -> Follower:
     machine = Follower(tiles(count), depth=2, limits=FollowLimits(**limits))
     machine.handle(Begin())
     for _ in range(count):
-        assert isinstance(machine.handle(Looked((2 * version,), (-1,)))[-1], ReadTile)
-        assert machine.handle(TileRead(120, 0.01)) == (Look(version + 1, (0,)),)
+        assert isinstance(machine.handle(Looked((2 * version,), (-1,)))[-1], ReadTiles)
+        assert machine.handle(read(120, 0.01)) == (Look(version + 1, (0,)),)
     effects = machine.handle(Looked((2 * version,), (-1,)))
     assert effects[:-1] == (Converged(version),) and isinstance(effects[-1], Sleep)
     return machine
@@ -102,12 +107,12 @@ def test_tiles_are_copied_at_one_version_and_one_look_serves_two_tiles():
 def test_a_tile_is_torn_when_its_source_stepped_meanwhile_and_is_read_again():
     machine = follower()
     machine.handle(Begin())
-    assert machine.handle(Looked((8,), (-1,))) == (ReadTile(0, 4),)
-    machine.handle(TileRead(120, 0.01))
+    assert machine.handle(Looked((8,), (-1,))) == (ReadTiles((0,), 4),)
+    machine.handle(read(120, 0.01))
     assert isinstance(machine.handle(Looked((9,), (10,)))[-1], Sleep)
     machine.handle(Begin())
-    assert machine.handle(Looked((10,), (10,))) == (ReadTile(0, 5),)
-    machine.handle(TileRead(120, 0.01))
+    assert machine.handle(Looked((10,), (10,))) == (ReadTiles((0,), 5),)
+    machine.handle(read(120, 0.01))
     machine.handle(Looked((10,), (10,)))
     assert (machine.counts.torn, machine.counts.read_bytes, machine.counts.reread_bytes) == (1, 120, 120)
 
@@ -117,20 +122,20 @@ def test_a_tile_whose_sources_are_not_at_one_version_waits():
     machine.handle(Begin())
     assert isinstance(machine.handle(Looked((8, 10), (-1, -1)))[-1], Sleep)
     machine.handle(Begin())
-    assert machine.handle(Looked((10, 10), (-1, -1))) == (ReadTile(0, 5),)
+    assert machine.handle(Looked((10, 10), (-1, -1))) == (ReadTiles((0,), 5),)
 
 
 def test_a_step_is_replayed_before_the_next_tile_is_copied():
     machine = follower(count=2)
     machine.handle(Begin())
     machine.handle(Looked((8,), (-1,)))
-    machine.handle(TileRead(120, 0.01))
+    machine.handle(read(120, 0.01))
     assert machine.handle(Looked((8,), (10,))) == (ReadGradients(5, (0,), (0,)),)
     machine.handle(GradientsRead(header(5), "", 40, 0.01))
     assert machine.handle(Looked((10,), (10,))) == (Replay(header(5), (0,)),)
     machine.handle(Replayed(0.01))
     assert machine.version == 5
-    assert machine.handle(Looked((10,), (-1,))) == (ReadTile(1, 5),)
+    assert machine.handle(Looked((10,), (-1,))) == (ReadTiles((1,), 5),)
 
 
 def test_gradients_overwritten_while_they_were_read_are_not_replayed():
@@ -177,7 +182,7 @@ def test_a_slot_of_a_later_version_is_lost_at_once_and_so_is_one_of_several_sour
     pair = follower(peers=(0, 1))
     pair.handle(Begin())
     pair.handle(Looked((8, 8), (-1, -1)))
-    pair.handle(TileRead(120, 0.01))
+    pair.handle(read(120, 0.01))
     pair.handle(Looked((8, 8), (-1, -1)))
     pair.handle(Begin())
     assert isinstance(pair.handle(Looked((8, 8), (10, 9)))[-1], Sleep), "one of two is no whole step"
@@ -199,13 +204,13 @@ def test_torn_tiles_are_bounded_although_replays_go_on_between():
     machine = follower(count=2, torn_max=3)
     machine.handle(Begin())
     machine.handle(Looked((8,), (-1,)))
-    machine.handle(TileRead(120, 0.01))
+    machine.handle(read(120, 0.01))
     effect, version = machine.handle(Looked((8,), (-1,)))[-1], 4
     for _ in range(20):
         if isinstance(effect, GiveUp):
             break
-        assert isinstance(effect, ReadTile)
-        machine.handle(TileRead(120, 0.01))
+        assert isinstance(effect, ReadTiles)
+        machine.handle(read(120, 0.01))
         version += 1
         effect = machine.handle(Looked((2 * version,), (2 * version,)))[-1]
         if isinstance(effect, ReadGradients):
@@ -248,10 +253,10 @@ def test_what_is_left_at_the_version_to_finish_at_is_copied_while_the_sources_st
     machine = follower(count=2)
     machine.finish(4)
     machine.handle(Begin())
-    assert machine.handle(Looked((8,), (10,))) == (ReadTile(0, 4),)
-    machine.handle(TileRead(120, 0.01))
-    assert machine.handle(Looked((8,), (10,))) == (ReadTile(1, 4),), "the next step is not touched"
-    machine.handle(TileRead(120, 0.01))
+    assert machine.handle(Looked((8,), (10,))) == (ReadTiles((0,), 4),)
+    machine.handle(read(120, 0.01))
+    assert machine.handle(Looked((8,), (10,))) == (ReadTiles((1,), 4),), "the next step is not touched"
+    machine.handle(read(120, 0.01))
     assert machine.handle(Looked((8,), (10,))) == (Done(4),)
 
 
@@ -260,9 +265,9 @@ def test_sources_that_go_on_before_all_is_copied_end_it():
     machine.finish(4)
     machine.handle(Begin())
     machine.handle(Looked((8,), (10,)))
-    machine.handle(TileRead(120, 0.01))
+    machine.handle(read(120, 0.01))
     machine.handle(Looked((8,), (10,)))
-    machine.handle(TileRead(120, 0.01))
+    machine.handle(read(120, 0.01))
     (effect,) = machine.handle(Looked((9,), (10,)))
     assert isinstance(effect, GiveUp) and "went beyond version 4" in effect.reason
 
@@ -272,9 +277,9 @@ def test_one_source_of_two_that_goes_on_before_all_is_copied_ends_it():
     machine.finish(4)
     machine.handle(Begin())
     machine.handle(Looked((8, 8), (-1, -1)))
-    machine.handle(TileRead(120, 0.01))
-    assert machine.handle(Looked((8, 8), (-1, -1))) == (ReadTile(1, 4),)
-    machine.handle(TileRead(120, 0.01))
+    machine.handle(read(120, 0.01))
+    assert machine.handle(Looked((8, 8), (-1, -1))) == (ReadTiles((1,), 4),)
+    machine.handle(read(120, 0.01))
     (effect,) = machine.handle(Looked((8, 9), (-1, -1)))
     assert isinstance(effect, GiveUp) and "went beyond version 4" in effect.reason
 
@@ -321,7 +326,7 @@ def test_it_knows_how_far_behind_it_is_and_how_much_is_left():
     machine.handle(Begin())
     machine.handle(Looked((8,), (-1,)))
     assert machine.lag is None, "nothing is here yet"
-    machine.handle(TileRead(120, 0.01))
+    machine.handle(read(120, 0.01))
     machine.handle(Looked((8,), (-1,)))
     assert (machine.lag, machine.todo_elements) == (0, 20)
     machine = copied_at(4)
@@ -330,16 +335,48 @@ def test_it_knows_how_far_behind_it_is_and_how_much_is_left():
     assert (machine.lag, machine.todo_elements) == (2, 0)
 
 
+def test_tiles_are_asked_for_ahead_where_who_reads_them_looks_at_the_counter():
+    machine = Follower(tiles(5), depth=2, guarded=frozenset({0}), limits=FollowLimits(batch_s=3.0))
+    machine.handle(Begin())
+    assert machine.handle(Looked((8,), (-1,))) == (ReadTiles((0,), 4),), "how long one takes is not known"
+    machine.handle(read(120, 1.0, held=True))
+    assert machine.handle(Looked((9,), (10,))) == (ReadGradients(5, (0,), (0,)),), "believed although it steps now"
+    machine.handle(GradientsRead(header(5), "", 40, 0.01))
+    machine.handle(Looked((10,), (10,)))
+    machine.handle(Replayed(0.01))
+    assert machine.handle(Looked((10,), (-1,))) == (ReadTiles((1, 2, 3), 5),)
+    machine.handle(TilesRead((TileRead(120, True), TileRead(40, False), TileRead(0, False)), 2.0))
+    machine.handle(Looked((12,), (12,)))
+    assert machine.resident == (0, 1) and machine.todo == [4, 3, 2]
+    counts = machine.counts
+    assert (counts.read_bytes, counts.reread_bytes, counts.torn) == (240, 40, 1), "what was not sent is not torn"
+
+
+def test_a_tile_of_a_peer_whose_reader_does_not_look_goes_alone():
+    first, second, third, fourth = tiles(4)
+    other = replace(third, reads=(replace(third.reads[0], peer=1),))
+    made = Follower((first, second, other, fourth), depth=2, guarded=frozenset({0}), limits=FollowLimits(batch_s=9.0))
+    made.handle(Begin())
+    made.handle(Looked((8,), (-1,)))
+    made.handle(read(120, 1.0, held=True))
+    assert made.handle(Looked((8,), (-1,))) == (ReadTiles((1,), 4),)
+    made.handle(read(120, 1.0, held=True))
+    assert made.handle(Looked((8,), (-1,))) == (Look(5, (0, 1)),)
+    assert made.handle(Looked((8, 8), (-1, -1))) == (ReadTiles((2,), 4),)
+    made.handle(read(120, 1.0))
+    assert made.handle(Looked((8, 8), (-1, -1))) == (ReadTiles((3,), 4),)
+
+
 def test_what_it_took_is_counted_and_measured_for_each_element():
     machine = follower(count=2)
     machine.handle(Begin())
     machine.handle(Looked((8,), (-1,)))
-    machine.handle(TileRead(120, 0.01))
+    machine.handle(read(120, 0.01))
     machine.handle(Looked((10,), (10,)))
-    machine.handle(TileRead(120, 0.02))
-    assert machine.handle(Looked((10,), (10,))) == (ReadTile(1, 5),)
+    machine.handle(read(120, 0.02))
+    assert machine.handle(Looked((10,), (10,))) == (ReadTiles((1,), 5),)
     assert machine.pace.copy_s == pytest.approx(0.003), "what was torn took time too"
-    machine.handle(TileRead(110, 0.003))
+    machine.handle(read(110, 0.003))
     machine.handle(Looked((10,), (12,)))
     machine.handle(GradientsRead(header(6), "", 40, 0.04))
     machine.handle(Looked((12,), (12,)))
@@ -357,8 +394,8 @@ def test_after_a_loss_everything_is_copied_again_from_the_first_tile_on_until_th
     assert machine.handle(Looked((14,), (14,))) == (Look(5, (0,)),)
     assert (machine.converged, machine.resident, machine.todo_elements) == (False, (), 30)
     for tile in range(3):
-        assert machine.handle(Looked((14,), (14,))) == (ReadTile(tile, 7),)
-        machine.handle(TileRead(120, 0.01))
+        assert machine.handle(Looked((14,), (14,))) == (ReadTiles((tile,), 7),)
+        machine.handle(read(120, 0.01))
     assert machine.handle(Looked((14,), (14,)))[0] == Converged(7)
     assert (machine.counts.read_bytes, machine.counts.reread_bytes) == (360, 360)
     machine.handle(Begin())
@@ -373,10 +410,10 @@ def test_it_is_converged_when_all_is_here_and_no_source_is_more_than_one_step_ah
     machine = Follower((first, other), depth=2)
     machine.handle(Begin())
     machine.handle(Looked((8,), (-1,)))
-    machine.handle(TileRead(120, 0.01))
+    machine.handle(read(120, 0.01))
     assert machine.handle(Looked((8,), (-1,))) == (Look(5, (0, 1)),), "the next tile has another source"
-    assert machine.handle(Looked((8, 8), (-1, -1))) == (ReadTile(1, 4),)
-    machine.handle(TileRead(120, 0.01))
+    assert machine.handle(Looked((8, 8), (-1, -1))) == (ReadTiles((1,), 4),)
+    machine.handle(read(120, 0.01))
     effects = machine.handle(Looked((counter, 8), (10, -1)))
     assert effects[:-1] == ((Converged(4),) if converged else ()) and isinstance(effects[-1], Sleep)
 

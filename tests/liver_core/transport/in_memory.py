@@ -87,6 +87,9 @@ class InMemoryTransport:
         self._open = True
         network.attach(self)
 
+    def guards(self, peer: int) -> bool:
+        return False
+
     def register(
         self,
         *,

@@ -11,7 +11,16 @@ import pytest
 import torch
 
 from liver_core.device.region import AnyRegion, Region
-from liver_core.transport.protocol import Call, Read, ReadReport, Transport, TransportError, TransportTimeout
+from liver_core.transport.protocol import (
+    Call,
+    Guard,
+    GuardedRead,
+    Read,
+    ReadReport,
+    Transport,
+    TransportError,
+    TransportTimeout,
+)
 from tests.liver_core.device.regions import cut_region
 from tests.liver_core.transport.ranks import KINDS, Rank, Run, run_ranks
 from tests.tiers import sample
@@ -38,6 +47,11 @@ def test_a_rank_alone_and_an_empty_read_move_nothing(kind: str):
 @every_kind
 def test_a_survivor_has_the_same_kind_as_source_and_as_target(kind: str):
     assert run_ranks(kind, 2, swap_masters) == [True, True]
+
+
+@every_kind
+def test_a_guard_that_does_not_hold_is_said_and_costs_no_bytes_where_it_is_looked_at(kind: str):
+    assert run_ranks(kind, 2, read_guarded) == [kind == "relay"] * 2
 
 
 @every_kind
@@ -207,6 +221,31 @@ def swap_masters(rank: Rank) -> bool:
     endpoint.read([Read(other, "master", (Run(0, 0, NUMEL),))], soon())
     leave(rank, endpoint)
     return same_bits(target, numbers(other)) and same_bits(source, numbers(rank.rank))
+
+
+def read_guarded(rank: Rank) -> bool:
+    """The second and fourth of four reads have a guard that does not hold."""
+    counter, source, target = torch.tensor([3, 8]), numbers(rank.rank), torch.zeros(NUMEL)
+    endpoint = connected(rank, {"counter": counter, "master": source}, {"master": target})
+    other, quarter = 1 - rank.rank, NUMEL // 4
+    guards = (Guard("counter", 1, 8), Guard("counter", 1, 6), None, Guard("counter", 0, 4))
+    reads = [
+        Read(other, "master", (Run(at * quarter, at * quarter, quarter),), guard) for at, guard in enumerate(guards)
+    ]
+    report = endpoint.read(reads, soon())
+    is_guarded = endpoint.guards(other)
+    leave(rank, endpoint)
+    expected = numbers(other)[: 4 * quarter]
+    if is_guarded:
+        expected = expected.clone()
+        expected[quarter : 2 * quarter] = expected[3 * quarter :] = 0
+        whole, moved = GuardedRead(True, 4 * quarter), GuardedRead(False, 0)
+        assert report.guarded == {0: whole, 1: moved, 3: moved}
+    else:
+        assert report.guarded == {}
+    assert report.bytes == 4 * quarter * (2 if is_guarded else 4)
+    assert same_bits(target[: 4 * quarter], expected)
+    return is_guarded
 
 
 def read_other_dtypes(rank: Rank) -> bool:
