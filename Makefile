@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo console test test-pure test-service test-console test-real test-thorough test-touched check format durations sim mutants undo chaos fuzz-api bench bench-handoff bench-notice bench-plan bench-policy bench-service recipes storm gpu-check gpu-bundle clean distclean
+.PHONY: help setup demo console test test-pure test-service test-console test-real test-thorough test-touched check format durations sim mutants undo chaos fuzz-api bench bench-handoff bench-notice bench-wire bench-plan bench-policy bench-service recipes storm gpu-check gpu-bundle clean distclean
 .PHONY: console-or-say packages test-torch-free
 
 # The interpreter that makes the environments; for example: make setup PYTHON=/usr/bin/python3.12
@@ -162,6 +162,9 @@ bench-handoff: setup ## Measure handoffs, live, by stop-and-copy and by restart 
 
 bench-notice: setup ## Measure what a notice costs, over RUNS notices of 3 s to 120 s (an hour or two); writes build/reports/notice.json.
 	$(BIN)/python -m tests.benchmarks.notice --runs $(RUNS) --report $(REPORTS)/notice.json $(NOTICE_ARGS)
+
+bench-wire: setup ## Measure handoffs between network namespaces joined by shaped links (as root, about 40 minutes; BENCH_ARGS='--gbps 10 --sizes 256MB'); writes build/reports/wire.json.
+	$(BIN)/python -m tests.benchmarks.wire --report $(REPORTS)/wire.json $(BENCH_ARGS)
 
 bench-plan: setup ## Plan for single ranks of jobs of 64 to 16,384 ranks (minutes); writes build/reports/plan.json.
 	$(BIN)/python -m tests.benchmarks.plan --report $(REPORTS)/plan.json $(BENCH_ARGS)

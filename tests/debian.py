@@ -15,6 +15,7 @@ INSTALL_S = 240
 PACKAGES = {
     "chromium": "chromium",
     "dbus-daemon": "dbus-daemon",
+    "iperf3": "iperf3",
     "systemd-analyze": "systemd",
     # The userland of RDMA; libibverbs1 and libnl-route-3-200 come with it.
     "libefa.so.1": "ibverbs-providers",

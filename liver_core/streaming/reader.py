@@ -196,6 +196,9 @@ class TargetStream:
         self._held: list[Span] = []
         self._runs: dict[int, tuple[CopyRuns, ...]] = {}
         self._held_tiles: tuple[int, ...] = ()
+        self._first_read_at = 0.0
+        self.copied_s = 0.0
+        """From the first byte to the last of the first time that all tiles were here, waits included; 0 until then."""
         self.set_share(share)
 
     def set_share(self, share: float) -> None:
@@ -259,6 +262,8 @@ class TargetStream:
                     return self._result(StreamEnd.TIMED_OUT, "the deadline of streaming has passed")
                 with self._changed:
                     effects = self._follower.handle(event)
+                if not self.copied_s and self._first_read_at and not self._follower.todo:
+                    self.copied_s = self._clock() - self._first_read_at
                 for effect in effects:
                     if isinstance(effect, Done):
                         return self._result(StreamEnd.DONE, "")
@@ -293,6 +298,7 @@ class TargetStream:
             case Look(version=version, peers=peers):
                 return self._look(version, peers)
             case ReadTiles(tiles=tiles, version=version):
+                self._first_read_at = self._first_read_at or started
                 answer: FollowEvent = TilesRead(self._read_tiles(tiles, version), self._clock() - started)
                 for tile in tiles:
                     self._on_tile(tile)

@@ -138,6 +138,8 @@ class RegionBytes:
     def located(self, runs: np.ndarray) -> Iterator[tuple[int, int, int]]:
         """Of runs (offset, length): number of the piece, offset in it, length. Raises ValueError where one is not in
         one piece."""
+        if len(runs) == len(self.views) == 1 and 0 <= runs[0, 0] <= self.size - runs[0, 1] and runs[0, 1] > 0:
+            return iter(((0, int(runs[0, 0]), int(runs[0, 1])),))
         offsets, lengths = runs.T
         if len(runs) and (offsets.min() < 0 or lengths.min() < 1):
             raise ValueError("a run begins before the region or is empty")

@@ -14,8 +14,16 @@ from typing import Any
 
 
 def end_when_told() -> None:
-    """SIGTERM ends this process as Ctrl-C does, so that what it has started is ended."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    """SIGTERM ends this process as Ctrl-C does, so that what it has started is ended. A process forked from it that has
+    not its own way yet just ends: what was started is not its own."""
+    own = os.getpid()
+
+    def end(*_: object) -> None:
+        if os.getpid() != own:
+            os._exit(128 + signal.SIGTERM)
+        sys.exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def circumstances(module: str) -> dict[str, Any]:

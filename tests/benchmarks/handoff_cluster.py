@@ -35,7 +35,7 @@ from tests.cluster.rank_cluster import Cluster, Rank
 from tests.cluster.real_ranks_process import RankSetup
 
 LEAD = Member("a", 0)
-"""Is in every world; its steps are the clock of the job."""
+"""Is in every world of the benchmark's changes."""
 STEPS_BEFORE = 6
 _FAILURES = (AssertionError, OSError, EOFError, RuntimeError, ValueError)
 _SUMMED = ("bytes_moved", "bytes_reread", "bytes_replayed", "bytes_planned", "bytes_lower_bound")
@@ -70,6 +70,12 @@ class StampedCluster(Cluster):
         super().__init__(setup)
         self.step_ends: dict[Member, list[tuple[float, int, int]]] = defaultdict(list)
         self.prepared_at: dict[str, float] = {}
+
+    @property
+    def clock(self) -> Member:
+        """Whose steps are those of the job: the first of the world that trains."""
+        assert self.roster is not None
+        return self.roster.members[0]
 
     def close(self) -> None:
         """Kill all ranks at once, so that none complains of another. Told to stop they would send all their state."""
@@ -187,16 +193,18 @@ def measure_handoff(cluster: StampedCluster, model: Model, change: Change, rung:
         lambda: len(_of(cluster, generation)) > STEPS_BEFORE, limit_s(model), f"{STEPS_BEFORE} undisturbed steps"
     )
     before = _of(cluster, generation)[-STEPS_BEFORE - 1 :]
+    clock = cluster.clock
     request = _hand_over(cluster, model, change, rung)
     wanted = STEPS_AFTER + SETTLED_STEPS + 1
     cluster.wait_for(
         lambda: len(_of(cluster, request.generation)) > wanted, limit_s(model), f"{wanted} steps in the next world"
     )
     stages = {member: cluster.stages(member, request.handoff_id) for member in cluster.members(request)}
+    ends = {*cluster.step_ends[clock], *cluster.step_ends[cluster.clock]}
     return summary(
         stages,
         before=before,
-        steps=[step for step in cluster.step_ends[LEAD] if step[0] > before[-1][0]],
+        steps=[step for step in sorted(ends) if step[0] > before[-1][0]],
         generation=request.generation,
         prepared_at=cluster.prepared_at[request.handoff_id],
         next_optimizer_s=_optimizer_s(cluster, request, limit_s(model)),
@@ -217,7 +225,7 @@ def _optimizer_s(cluster: StampedCluster, request: Any, longest_s: float) -> flo
 
 
 def _of(cluster: StampedCluster, generation: int) -> list[tuple[float, int, int]]:
-    return [step for step in list(cluster.step_ends[LEAD]) if step[1] == generation]
+    return [step for step in list(cluster.step_ends[cluster.clock]) if step[1] == generation]
 
 
 Step = tuple[float, int, int]
@@ -272,6 +280,7 @@ def summary(
         "steps_before_cutover": steps_before,
         "open_to_boundary_s": boundary - before[-1][0],
         "converge_s": max((m["converge_s"] for m in targets if "converge_s" in m), default=None),
+        **_copied(targets),
         **_bytes(list(final.values()), targets),
         "torn_reads": sum(m.get("torn_reads", 0.0) for m in targets),
         "step_time_ratio_streaming": _streaming_ratio([before[-1], *steps], since, boundary, step_s),
@@ -296,6 +305,17 @@ def _lost(
         lost.stepped(of, generation, step, end)
     parts = lost.parts(since, pause_s)
     return {"lost_s": lost.lost_s, "lost_parts": None if parts is None else asdict(parts)}
+
+
+def _copied(targets: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """The first pass over all state while training goes on: seconds, and how fast it came to the slowest target."""
+    copied = [(m["copied_s"], m["bytes_streamed"] / m["copied_s"]) for m in targets if m.get("copied_s")]
+    longest = max((seconds for seconds, _ in copied), default=None)
+    return {
+        "targets": len(targets),
+        "copied_s": longest,
+        "stream_bytes_per_s": min((rate for _, rate in copied), default=None),
+    }
 
 
 def _rung(targets: Sequence[dict[str, float]]) -> str:

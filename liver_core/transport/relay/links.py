@@ -20,7 +20,7 @@ from liver_core.transport.protocol import Guard
 from liver_core.transport.regions import RegionBytes, Table, spread
 from liver_core.transport.relay.messages import ANSWER_HEADER_BYTES, Answer, Request, Status, WireError
 
-CHUNK_BYTES = 512 << 10
+CHUNK_BYTES = 1 << 20
 """Of one request, which has less than twice as many."""
 AHEAD_BYTES = 4 << 20
 """Asked for on each connection and not yet here: the product of 10 Gb/s and 3 ms."""

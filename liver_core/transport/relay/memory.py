@@ -9,7 +9,7 @@ import ctypes
 import os
 import select
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,25 @@ from liver_core.transport.protocol import Guard
 from liver_core.transport.relay.messages import Request
 
 IOV_MAX = 1024
+COUNTERS_MAX = 64
+"""So many addresses of counters are kept."""
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
-_libc: Any = ctypes.CDLL(None, use_errno=True)
+
+
+class _IoVec(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_uint64), ("bytes", ctypes.c_uint64))
+
+
+_readv: Any = ctypes.CDLL(None, use_errno=True).process_vm_readv
+_readv.argtypes = (
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_ulong,
+)
+_readv.restype = ctypes.c_ssize_t
 
 
 class UnreadableMemory(Exception):
@@ -39,24 +56,31 @@ class ProcessMemory:
             raise UnreadableMemory(f"there is no process {pid}: {error.strerror}") from None
 
     def read(self, places: np.ndarray, into: np.ndarray) -> None:
-        """Fill `into` (uint8) from `places`: uint64 (runs, 2) of address and length. Raises UnreadableMemory."""
+        """Fill `into` (uint8) from `places`: uint64 (runs, 2) of address and length. Raises UnreadableMemory.
+
+        Believe nothing of it before `check_lives`: the number may have become another process's.
+        """
         address, done = into.ctypes.data, 0
         for start in range(0, len(places), IOV_MAX):
             part = np.ascontiguousarray(places[start : start + IOV_MAX])
-            size = int(part[:, 1].sum())
-            local = np.array([address + done, size], dtype=np.uint64)
-            got = _libc.process_vm_readv(
-                self.pid,
-                ctypes.c_void_p(local.ctypes.data),
-                ctypes.c_ulong(1),
-                ctypes.c_void_p(part.ctypes.data),
-                ctypes.c_ulong(len(part)),
-                ctypes.c_ulong(0),
-            )
-            if got != size:
-                raise UnreadableMemory(_why_not(self.pid, ctypes.get_errno() if got < 0 else 0))
+            size = int(part[:, 1].sum()) if len(part) > 1 else int(part[0, 1])
+            self._read(part.ctypes.data, len(part), address + done, size)
             done += size
-        # The number may be another process's by now, and what was read that one's.
+
+    def word(self, address: int) -> int:
+        """The int64 there. As `read`."""
+        value, remote = ctypes.c_int64(), _IoVec(address, 8)
+        self._read(ctypes.addressof(remote), 1, ctypes.addressof(value), 8)
+        return value.value
+
+    def _read(self, remote: int, count: int, address: int, size: int) -> None:
+        """By the `count` iovecs at `remote`, to so many bytes at `address`."""
+        got = _readv(self.pid, ctypes.byref(_IoVec(address, size)), 1, remote, count, 0)
+        if got != size:
+            raise UnreadableMemory(_why_not(self.pid, ctypes.get_errno() if got < 0 else 0))
+
+    def check_lives(self) -> None:
+        """Raises UnreadableMemory if the process has ended."""
         ended = select.poll()
         ended.register(self._process, select.POLLIN)
         if ended.poll(0):
@@ -98,6 +122,8 @@ class Place:
     def located(self, table: np.ndarray) -> np.ndarray:
         """uint64 (runs, 2) of address and length. Raises UnreadableMemory for a run that is not inside one piece."""
         offsets, lengths = table[:, 0], table[:, 1]
+        if len(self.starts) == len(table) == 1 and 0 <= offsets[0] <= self.size - lengths[0] and lengths[0] > 0:
+            return np.array([[int(self.bases[0]) + int(offsets[0]), lengths[0]]], dtype=np.uint64)
         pieces = np.searchsorted(self.starts, offsets, side="right") - 1
         ends = np.append(self.starts[1:], self.size)[pieces]
         if offsets.min() < 0 or lengths.min() < 1 or (offsets > ends - lengths).any():
@@ -110,10 +136,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class ServedRank:
-    """An endpoint of a rank whose regions are read. `read` may be called from any thread."""
+    """An endpoint of a rank whose regions are read. `read` may be called from any thread. `counters`: addresses of
+    guards that were asked for."""
 
     memory: ProcessMemory
     places: Mapping[str, Place]
+    counters: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
 
     def read(self, request: Request, into: np.ndarray) -> tuple[bool, int]:
         """Fill `into` (uint8, as long as the request's bytes): whether the guard held, and what its counter was.
@@ -121,23 +149,32 @@ class ServedRank:
         Raises UnreadableMemory for a region, a run or a guard that there is not.
         """
         places = self._place(request.kind).located(request.table)
+        held, value = True, 0
         if request.guard is None:
             self.memory.read(places, into)
-            return True, 0
-        before = self._value(request.guard)
-        if before != request.guard.value:
-            return False, before
-        self.memory.read(places, into)
-        after = self._value(request.guard)
-        return after == before, after
+        else:
+            counter = self._counter(request.guard)
+            value = self.memory.word(counter)
+            held = value == request.guard.value
+            if held:
+                self.memory.read(places, into)
+                value = self.memory.word(counter)
+                held = value == request.guard.value
+        self.memory.check_lives()
+        return held, value
 
-    def _value(self, guard: Guard) -> int:
+    def _counter(self, guard: Guard) -> int:
+        """Where it lies in the process."""
+        key = guard.kind, guard.index
+        if (known := self.counters.get(key)) is not None:
+            return known
         place = self._place(guard.kind)
         if not 0 <= guard.index < place.size // 8:
             raise UnreadableMemory(f"{guard.kind!r} has no element {guard.index}")
-        found = np.empty(8, dtype=np.uint8)
-        self.memory.read(place.located(np.array([[8 * guard.index, 8]])), found)
-        return int(found.view(np.int64)[0])
+        found = int(place.located(np.array([[8 * guard.index, 8]]))[0, 0])
+        if len(self.counters) < COUNTERS_MAX:
+            self.counters[key] = found
+        return found
 
     def _place(self, kind: str) -> Place:
         if kind not in self.places:

@@ -266,6 +266,7 @@ class Relay:
         served = ServedRank(ProcessMemory(pid), {str(kind): Place.of(pieces) for kind, pieces in regions.items()})
         token = np.empty(TOKEN_BYTES, dtype=np.uint8)
         served.memory.read(Place.of([(token_at, TOKEN_BYTES)]).located(np.array([[0, TOKEN_BYTES]])), token)
+        served.memory.check_lives()
         with self._lock:
             if name in self._endpoints or len(self._endpoints) >= ENDPOINTS_MAX:
                 raise WireError(f"endpoint {name!r} is registered already, or {ENDPOINTS_MAX} are")

@@ -14,10 +14,19 @@ READY_S = 20.0
 
 
 class RelayProcess:
-    """One relay. Leaving the context ends it. `enter`: a command that runs it elsewhere, for example in a namespace."""
+    """One relay. Leaving the context ends it. `enter`: a command that runs it elsewhere, for example in a namespace.
+    `local`: its name there, a fresh one where none is given."""
 
-    def __init__(self, host: str = "127.0.0.1", *, key: str = "secret", enter: tuple[str, ...] = (), **changes: Any):
-        self.local = f"liver-test-relay-{uuid.uuid4().hex[:12]}"
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        *,
+        key: str = "secret",
+        local: str = "",
+        enter: tuple[str, ...] = (),
+        **changes: Any,
+    ):
+        self.local = local or f"liver-test-relay-{uuid.uuid4().hex[:12]}"
         config = {
             "local": self.local,
             "host": host,

@@ -1,0 +1,282 @@
+"""Measures handoffs between machines that have nothing but TCP: network and pid namespaces joined by shaped links.
+
+Run from the root of the tree, as root: python -m tests.benchmarks.wire [--gbps 1,10,25] [--sizes 64MB,256MB,1GB]
+[--forms move,pipeline,data_parallel] [--repeats N] [--host-time] [--report FILE]. Each world is handed over live and,
+in the same run, back by stop-and-copy; iperf3 measures the same links right before. The host is idle for most of each
+step unless --host-time is given. On two cores a full run takes about 40 minutes. A case that fails is in the report with
+its reason, and the status is then 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from liver_core.handoff.messages import Rung
+from tests.benchmarks import wire_report as report
+from tests.benchmarks.circumstances import circumstances, end_when_told
+from tests.benchmarks.device_time import LABEL, device_s
+from tests.benchmarks.handoff import build_corpus, memory_available
+from tests.benchmarks.handoff_cluster import StampedCluster, limit_s, measure_handoff, rank_setup
+from tests.benchmarks.handoff_model import Change, Model, model_of, parse_bytes
+from tests.cluster.net_islands import HUB, Islands, address_of, enter, why_not
+from tests.cluster.real_ranks_process import RankSetup
+from tests.debian import install
+from tests.liver_core.transport.relays import RelayProcess
+
+NAMES = ("a", "b", "c", "d")
+FORMS = {
+    "move": Change("move", "TP1", "a", "TP1", "b"),
+    "pipeline": Change("pipeline", "PP2", "ab", "PP2", "cd"),
+    "data_parallel": Change("data_parallel", "DP2", "ab", "DP2", "cd"),
+}
+"""All state goes to other machines. move: the link carries nothing else; pipeline: activations; data_parallel: the
+gradients of each step."""
+GBPS, SIZES = "1,10,25", "64MB,256MB,1GB"
+FORMS_AT_MOST_AT = {25.0: ("move",)}
+SEQ_LENGTH, GLOBAL_BATCH, MICRO_BATCH = 16, 2, 1
+IPERF_S, IPERF_TRIES, SAMPLE_S = 3, 50, 0.05
+STEPS_TO_MEASURE = 5
+_FAILURES = (AssertionError, OSError, EOFError, RuntimeError, ValueError, subprocess.SubprocessError)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to measure."""
+
+    gbps: tuple[float, ...]
+    sizes: tuple[str, ...]
+    forms: tuple[str, ...]
+    repeats: int
+    device_time: bool
+    report: Path
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, write the report after every case, print it. 1 where a case failed, 2 where nothing can be measured."""
+    options = parse(arguments)
+    install("iperf3")
+    if why := why_not():
+        print(why, file=sys.stderr)
+        return 2
+    found: dict[str, Any] = {"cases": [], **circumstances("tests.benchmarks.wire")}
+    if options.device_time:
+        found["device_time"] = LABEL
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="liver-bench-") as folder:
+        prefix = build_corpus(Path(folder))
+        sleeping: dict[tuple[str, str], dict[str, float]] = {}
+        for gbps in options.gbps:
+            for form in (each for each in options.forms if each in FORMS_AT_MOST_AT.get(gbps, FORMS)):
+                for size in options.sizes:
+                    for _ in range(options.repeats):
+                        found["cases"] += cases(gbps, form, size, prefix, sleeping, device_time=options.device_time)
+                        found["targets"] = report.targets(found["cases"])
+                        found["seconds"] = time.monotonic() - started
+                        options.report.parent.mkdir(parents=True, exist_ok=True)
+                        options.report.write_text(json.dumps(found, indent=1))
+    print("\n".join([*report.table(found["cases"]), "", *report.verdicts(found["targets"])]))
+    print(f"{options.report}: {found['seconds']:.0f} s, load average {found['load_average_at_start']} at start")
+    return 1 if any("failed" in case for case in found["cases"]) else 0
+
+
+def parse(arguments: Sequence[str] | None) -> Options:
+    """Options of a command line. Exits where one of them means nothing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gbps", default=GBPS)
+    parser.add_argument("--sizes", default=SIZES)
+    parser.add_argument("--forms", default=",".join(FORMS))
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--host-time", action="store_true", help="steps are the host's work alone")
+    parser.add_argument("--report", type=Path, default=Path("build/reports/wire.json"))
+    given = parser.parse_args(arguments)
+    forms, sizes = tuple(given.forms.split(",")), tuple(given.sizes.split(","))
+    if unknown := sorted({*forms} - {*FORMS}):
+        parser.error(f"--forms: {unknown[0]!r} is none of {', '.join(FORMS)}")
+    try:
+        gbps = tuple(float(each) for each in given.gbps.split(","))
+        for size in sizes:
+            model_of(parse_bytes(size))
+    except ValueError as error:
+        parser.error(f"--gbps and --sizes: {error}")
+    if min(gbps) <= 0 or given.repeats < 1:
+        parser.error("--gbps and --repeats: must be above 0")
+    return Options(gbps, sizes, forms, given.repeats, not given.host_time, given.report)
+
+
+def cases(
+    gbps: float,
+    form: str,
+    size: str,
+    prefix: str,
+    sleeping: dict[tuple[str, str], dict[str, float]],
+    *,
+    device_time: bool,
+) -> list[dict[str, Any]]:
+    """One world handed over live, and back by stop-and-copy. `sleeping`: what is known of each job's own step."""
+    change, model = FORMS[form], model_of(parse_bytes(size))
+    back = Change(f"{form} back", change.target, change.target_nodes, change.source, change.source_nodes)
+    named = {"gbps": gbps, "change": form, "size": size, "state_bytes": model.state_bytes}
+    made = []
+    with contextlib.ExitStack() as stack:
+        try:
+            wires = stack.enter_context(Wires(gbps))
+            named |= wires.iperf(change)
+            if device_time:
+                if (form, size) not in sleeping:
+                    sleeping[form, size] = device_s({change.source: own_step_s(model, prefix, change, wires)})
+                model = replace(model, device_s=tuple(sleeping[form, size].items()))
+            cluster = stack.enter_context(StampedCluster(wires.setup(model, prefix)))
+            cluster.launch(change.source, change.source_nodes, timeout_s=limit_s(model))
+            for each, rung in ((change, Rung.LIVE), (back, Rung.STOP_AND_COPY)):
+                with wires.handoff(each) as seen:
+                    measured = measure_handoff(cluster, model, each, rung)
+                made.append(report.case(named, str(rung), measured, seen))
+                print(report.line(made[-1]), flush=True)
+        except _FAILURES as error:
+            reason = f"{type(error).__name__}: {str(error).strip()[-600:]}"
+            print(f"{gbps:g} Gb/s {form} {size}: FAILED {reason}", flush=True)
+            made.append(named | {"rung": None, "failed": reason})
+    return made
+
+
+def own_step_s(model: Model, prefix: str, change: Change, wires: Wires) -> float:
+    """Seconds of a step when no device is played: the median of a few."""
+    with StampedCluster(wires.setup(model, prefix)) as cluster:
+        cluster.launch(change.source, change.source_nodes, timeout_s=limit_s(model))
+        cluster.await_step(cluster.clock, STEPS_TO_MEASURE + 2, limit_s(model))
+        ends = [end for end, _, _ in cluster.step_ends[cluster.clock]][-STEPS_TO_MEASURE - 1 :]
+        return (ends[-1] - ends[0]) / (len(ends) - 1)
+
+
+@dataclass
+class Seen:
+    """While a handoff ran. `sent`: (seconds since 1970, bytes that the node had sent by then) of each of its nodes.
+    `relay_cpu_s`: of the relays of both sides."""
+
+    sent: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
+    relay_cpu_s: float = 0.0
+    load_average: float = 0.0
+
+
+class Wires(contextlib.ExitStack):
+    """Machines that each send at most `gbps`. `locals`: what the relay of each is called, while there is one."""
+
+    def __init__(self, gbps: float) -> None:
+        super().__init__()
+        self.gbps = gbps
+        self.locals = {name: f"liver-bench-relay-{os.getpid()}-{name}" for name in NAMES}
+
+    def __enter__(self) -> Wires:
+        with contextlib.ExitStack() as stack:
+            self.islands = stack.enter_context(Islands(NAMES))
+            for name in NAMES:
+                shape = ("rate", f"{self.gbps:g}gbit", "burst", f"{max(1.0, self.gbps / 4):g}mb", "latency", "20ms")
+                command = [*self._inside(name), "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *shape]
+                subprocess.run(command, check=True, capture_output=True, timeout=10)
+            self.push(stack.pop_all())
+        return self
+
+    def setup(self, model: Model, prefix: str) -> RankSetup:
+        """Of ranks on these machines."""
+        setup = rank_setup(model, prefix, global_batch=GLOBAL_BATCH, micro_batch=MICRO_BATCH)
+        return replace(
+            setup,
+            job_arguments=setup.job_arguments | {"seq_length": SEQ_LENGTH},
+            islands=(self.islands.prefix, NAMES),
+            relays=self.locals,
+        )
+
+    def iperf(self, change: Change) -> dict[str, float]:
+        """Gb/s of the slowest of all links over which state will go, all at once, and the longest round trip in ms
+        while they are full."""
+        pairs = tuple(zip(change.source_nodes, change.target_nodes, strict=True))
+        with ThreadPoolExecutor(len(pairs)) as pool:
+            ends = tuple(pool.map(lambda pair: self._iperf(*pair), pairs))
+        rtt_us = max(stream["sender"]["mean_rtt"] for end in ends for stream in end["streams"])
+        slowest = min(end["sum_received"]["bits_per_second"] for end in ends)
+        return {"iperf_gbps": slowest / 1e9, "rtt_ms": rtt_us / 1e3}
+
+    def _iperf(self, source: str, target: str) -> dict[str, Any]:
+        """What it says of two connections from node to node."""
+        address = address_of(target, NAMES)
+        serve = [*self._inside(target), "iperf3", "-s", "-1", "-B", address]
+        ask = [*self._inside(source), "iperf3", "-c", address, "-t", str(IPERF_S), "-P", "2", "-J"]
+        with subprocess.Popen(serve, stdout=subprocess.DEVNULL) as server:
+            try:
+                for _ in range(IPERF_TRIES):
+                    done = subprocess.run(ask, capture_output=True, text=True, check=False, timeout=IPERF_S + 20)
+                    end = json.loads(done.stdout or "{}").get("end", {})
+                    if "streams" in end:
+                        return end
+                    time.sleep(0.1)  # It does not listen yet.
+                raise RuntimeError(f"iperf3: {done.stdout.strip()[-200:]}")
+            finally:
+                server.kill()
+
+    @contextlib.contextmanager
+    def handoff(self, change: Change) -> Iterator[Seen]:
+        """Relays for one handoff, as agents start them. What its sources send and what its relays take."""
+        seen, ended = Seen({name: [] for name in change.source_nodes}), threading.Event()
+
+        def look() -> None:
+            enter(self.islands.prefix, HUB)  # Of this thread alone.
+            while not ended.wait(SAMPLE_S):
+                received = received_bytes()
+                for name, samples in seen.sent.items():
+                    samples.append((time.time(), received[f"to-{name}"]))
+                seen.relay_cpu_s = max(seen.relay_cpu_s, sum(map(cpu_s, relays)) - started_s)
+
+        with contextlib.ExitStack() as stack:
+            relays: list[RelayProcess] = [
+                stack.enter_context(
+                    RelayProcess(address_of(name, NAMES), local=self.locals[name], enter=self._inside(name))
+                )
+                for name in sorted({*change.source_nodes, *change.target_nodes})
+            ]
+            started_s = sum(map(cpu_s, relays))
+            watcher = threading.Thread(target=look, daemon=True)
+            watcher.start()
+            try:
+                yield seen
+            finally:
+                ended.set()
+                watcher.join()
+                seen.load_average = os.getloadavg()[0]
+
+    def _inside(self, name: str) -> tuple[str, ...]:
+        return ("ip", "netns", "exec", f"{self.islands.prefix}{name}")
+
+
+def received_bytes() -> dict[str, int]:
+    """Of each device in this thread's network namespace, since it exists."""
+    lines = Path("/proc/thread-self/net/dev").read_text().splitlines()[2:]
+    return {name.strip(): int(numbers.split()[0]) for name, numbers in (line.split(":") for line in lines)}
+
+
+def cpu_s(relay: RelayProcess) -> float:
+    """Seconds that it has taken; 0 once it has ended."""
+    try:
+        text = Path(f"/proc/{relay.process.pid}/stat").read_text()
+    except FileNotFoundError:
+        return 0.0
+    fields = text.rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    end_when_told()
+    print(f"{memory_available() / 1e9:.1f} GB of memory are available")
+    sys.exit(main())
