@@ -3,8 +3,8 @@
 Run from the root of the tree, as root: python -m tests.benchmarks.wire [--gbps 1,10,25] [--sizes 64MB,256MB,1GB]
 [--forms move,pipeline,data_parallel] [--repeats N] [--host-time] [--report FILE]. Each world is handed over live and,
 in the same run, back by stop-and-copy; iperf3 measures the same links right before. The host is idle for most of each
-step unless --host-time is given. On two cores a full run takes about 40 minutes. A case that fails is in the report with
-its reason, and the status is then 1.
+step unless --host-time is given. On two cores a full run takes about 40 minutes. A case that fails is in the report
+with its reason, and the status is then 1.
 """
 
 from __future__ import annotations
