@@ -127,9 +127,10 @@ class JobDriver:
 
     def _relay_of(self, order: Order) -> str:
         """The local name of this node's relay for a handoff; empty where all of the job are at this address."""
-        peers = {} if self.order is None else self.order.peers
-        is_alone = all(urlsplit(url).hostname == self._node.private_address for url in peers.values())
-        return "" if is_alone else self._node.relays.name_for(order.handoff_id, self.peer_keys())
+        here, peers = self._node.private_address, {} if self.order is None else self.order.peers
+        if self.order is None or all(urlsplit(url).hostname == here for url in peers.values()):
+            return ""
+        return self._node.relays.name_for(order.handoff_id, self.peer_keys(), self.order.spec.stream_gbps_max)
 
     def restore(self) -> None:
         """What the journal kept of this job."""

@@ -5,6 +5,7 @@ Pure: everything known comes in, a decision with its reason comes out.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 from agent.notices.warning_budget import WarningBudget
 from agent.protocol.jobfile import ModelShape
@@ -207,7 +208,7 @@ def ladder_inputs(
         nodes_left=len(staying | {member.node_id for member in plan.members}),
         nodes_least=order.spec.nodes.min,
         checkpoint_age_steps=age,
-        stream_share=STREAM_SHARE,
+        stream_share=_stream_share(order, source, bandwidth),
         follow_s=learned.follow_s if learned.follow_s is not None else read_s + REPLAY_SHARE * step_s,
         one_sided=True,
         replay_refusal=learned.replay_refusal,
@@ -220,6 +221,13 @@ def ladder_inputs(
         part_s=None if part is None else part * step_s,
         step_deviation_s=pulse.deviation_s,
     )
+
+
+def _stream_share(order: JobOrder, source: Roster, bandwidth: float) -> float:
+    """How much of the bandwidth (bytes a second, of all nodes) streams beside training."""
+    gbps = order.spec.stream_gbps_max
+    allowed = inf if gbps is None else gbps * 1e9 / 8 * len(source.node_ids())
+    return min(STREAM_SHARE, allowed / bandwidth)
 
 
 def _plan_by_count(order: JobOrder, active: Roster, leaving: frozenset[str], barred: frozenset[str]) -> Plan | NoPlan:

@@ -332,6 +332,12 @@ class JobFile(JobPart):
     host_bytes_max: int | None = Field(
         default=None, ge=1, le=2**50, description="What of it may wait in host memory; not given: nothing."
     )
+    stream_gbps_max: float | None = Field(
+        default=None,
+        gt=0,
+        le=10_000,
+        description="Gb/s of state that a node may send to other machines while it trains; not given: all it can.",
+    )
     validate_every_steps: int | None = Field(
         default=None, ge=1, le=10_000_000, description="How often the job's `validate` is called; not given: never."
     )

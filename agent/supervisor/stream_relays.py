@@ -40,16 +40,16 @@ class StreamRelays:
         self._names: OrderedDict[str, str] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def name_for(self, handoff_id: str, peer_keys: Sequence[str]) -> str:
+    def name_for(self, handoff_id: str, peer_keys: Sequence[str], stream_gbps_max: float | None = None) -> str:
         """The local name of the relay for this handoff, which is started at the first call; ranks wait for it to
-        listen. Empty without a key."""
+        listen. Empty without a key. `stream_gbps_max`: as in the job file."""
         if not peer_keys:
             return ""
         if handoff_id not in self._names:
             self._names[handoff_id] = name = f"liver-relay-{uuid.uuid4()}"
             while len(self._names) > REMEMBERED_MAX:
                 self._names.popitem(last=False)
-            task = asyncio.create_task(self._start(name, handoff_id, tuple(peer_keys)))
+            task = asyncio.create_task(self._start(name, handoff_id, tuple(peer_keys), stream_gbps_max))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return self._names[handoff_id]
@@ -60,7 +60,7 @@ class StreamRelays:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _start(self, name: str, handoff_id: str, peer_keys: Sequence[str]) -> None:
+    async def _start(self, name: str, handoff_id: str, peer_keys: Sequence[str], gbps_max: float | None) -> None:
         config = {
             "local": name,
             "host": self._settings.host,
@@ -68,6 +68,7 @@ class StreamRelays:
             "handoff_id": handoff_id,
             "peer_keys": list(peer_keys),
             "uids": list(self._settings.uids),
+            "stream_gbps_max": gbps_max,
         }
         try:
             said = await self._run(json.dumps(config).encode() + b"\n")

@@ -23,7 +23,7 @@ def main() -> int:
         ports=(low, high),
         keys=tuple(handoff_key(key, given["handoff_id"]) for key in given["peer_keys"]),
         uids=tuple(given["uids"]),
-        bytes_per_s=given.get("bytes_per_s"),
+        stream_bytes_per_s=None if (gbps := given.get("stream_gbps_max")) is None else gbps * 1e9 / 8,
     )
     try:
         relay = Relay(config)

@@ -55,14 +55,15 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class RelayConfig:
     """`local`: name of the abstract unix socket for ranks. `host`, `ports`: where readers connect, the first free one.
-    `keys`: of the handoff, the current first. `uids`: users of ranks. `bytes_per_s`: most that it sends; None: all."""
+    `keys`: of the handoff, the current first. `uids`: users of ranks. `stream_bytes_per_s`: most that it sends of what
+    is guarded, which is read while the ranks train; None: all."""
 
     local: str
     host: str
     ports: tuple[int, int]
     keys: tuple[bytes, ...]
     uids: tuple[int, ...]
-    bytes_per_s: float | None = None
+    stream_bytes_per_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -109,7 +110,7 @@ class Relay:
         self.counts = RelayCounts()
         self._endpoints: dict[str, ServedRank] = {}
         self._lock = threading.Lock()
-        self._budget = Budget(config.bytes_per_s)
+        self._budget = Budget(config.stream_bytes_per_s)
         self._ended = threading.Event()
         self._lonely_from = time.monotonic() + UNUSED_S
         self._local_count = 0
@@ -148,10 +149,7 @@ class Relay:
                 if self._ended.wait(0.05):  # Out of descriptors, perhaps.
                     return
                 continue
-            try:
-                take(connection)
-            except RuntimeError:  # No thread can be started.
-                connection.close()
+            take(connection)
 
     # Readers.
 
@@ -160,8 +158,8 @@ class Relay:
             full = len(self._readers) >= READERS_MAX
         if full or not self._strangers.acquire(blocking=False):
             connection.close()
-            return
-        threading.Thread(target=self._serve_reader, args=(connection,), name="reader", daemon=True).start()
+        elif not _in_a_thread(self._serve_reader, connection):
+            self._strangers.release()
 
     def _serve_reader(self, connection: socket.socket) -> None:
         with connection:
@@ -192,7 +190,8 @@ class Relay:
                 buffer = np.empty(size, dtype=np.uint8)
             answer, text = self._answer(request, buffer[:size])
             whole = answer.status is Status.WHOLE
-            self._budget.take(answer.bytes)
+            if request.guard is not None:
+                self._budget.take(answer.bytes)
             send_all(connection, [answer.encode(), buffer[:size] if whole else text])
 
     def _answer(self, request: Request, into: np.ndarray) -> tuple[Answer, bytes]:
@@ -223,8 +222,8 @@ class Relay:
                 self._local_count += 1
         if refused:
             connection.close()
-            return
-        threading.Thread(target=self._serve_local, args=(connection, pid), name="rank", daemon=True).start()
+        elif not _in_a_thread(self._serve_local, connection, pid):
+            self._forget_local({})
 
     def _serve_local(self, connection: socket.socket, pid: int) -> None:
         registered: dict[str, ServedRank] = {}
@@ -236,11 +235,14 @@ class Relay:
                         socket.close(each)
                     self._obey(connection, pid, message, registered)
         finally:
-            with self._lock:
-                for name in registered:
-                    del self._endpoints[name]
-                self._local_count -= 1
-                self._lonely_from = time.monotonic() + LONELY_S
+            self._forget_local(registered)
+
+    def _forget_local(self, registered: dict[str, ServedRank]) -> None:
+        with self._lock:
+            for name in registered:
+                del self._endpoints[name]
+            self._local_count -= 1
+            self._lonely_from = time.monotonic() + LONELY_S
 
     def _obey(
         self, connection: socket.socket, pid: int, message: dict[str, Any], registered: dict[str, ServedRank]
@@ -272,6 +274,16 @@ class Relay:
                 raise WireError(f"endpoint {name!r} is registered already, or {ENDPOINTS_MAX} are")
             self._endpoints[name] = registered[name] = served
         return token.tobytes()
+
+
+def _in_a_thread(serve: Callable[..., None], connection: socket.socket, *rest: int) -> bool:
+    """Whether a thread could be started for it. Where none can, the connection is closed."""
+    try:
+        threading.Thread(target=serve, args=(connection, *rest), name="relay", daemon=True).start()
+    except RuntimeError:
+        connection.close()
+        return False
+    return True
 
 
 def listen(host: str, ports: Sequence[int]) -> socket.socket:

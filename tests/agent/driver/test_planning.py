@@ -284,6 +284,19 @@ def test_the_ladder_gets_guesses_until_handoffs_have_measured(order: JobOrder) -
     assert ladder_inputs(*where, pulse=Pulse(80, 2.0, 0.5, None), learned=Learned()).checkpoint_age_steps is None
 
 
+def test_what_a_node_may_stream_bounds_what_the_ladder_counts_on(order: JobOrder) -> None:
+    found = plan(order, "b")
+    assert isinstance(found, Plan)
+    shares = []
+    for gbps in (0.1, 100.0):
+        limited = order.model_copy(update={"spec": order.spec.model_copy(update={"stream_gbps_max": gbps})})
+        inputs = ladder_inputs(
+            limited, ACTIVE, found, frozenset({"b"}), 25.0, pulse=Pulse(100, 0.1, 0.5, 90), learned=Learned()
+        )
+        shares.append(inputs.stream_share)
+    assert shares == [pytest.approx(len(ACTIVE.node_ids()) * 0.1e9 / 8 / 500e6), 0.5]
+
+
 @pytest.mark.parametrize("follow_s", [None, 0.01, 3.0])
 def test_a_step_of_unknown_length_is_no_step_of_no_length(order: JobOrder, follow_s: float | None) -> None:
     """Streaming is tried, and the boundary may be a step away."""

@@ -23,7 +23,7 @@ def settings(folder: Path, ports: tuple[int, int] = (0, 0)) -> RelaySettings:
 def test_a_handoff_has_one_relay_that_outlives_the_agent(tmp_path: Path):
     async def scenario() -> None:
         relays = StreamRelays(settings(tmp_path))
-        name = relays.name_for("h1", ("key",))
+        name = relays.name_for("h1", ("key",), 2.5)
         assert name and name == relays.name_for("h1", ("key",)) != relays.name_for("h2", ("key",))
         assert relays.name_for("h1", ()) == "", "without a key nobody could be let in"
         token = os.urandom(32)
