@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo console test test-pure test-service test-console test-real test-thorough test-touched check format durations sim mutants undo chaos fuzz-api bench bench-handoff bench-notice bench-wire bench-plan bench-policy bench-service recipes storm gpu-check gpu-bundle clean distclean
+.PHONY: help setup demo console test test-pure test-service test-console test-real test-thorough test-touched check format durations sim mutants undo chaos chaos-wire fuzz-api bench bench-handoff bench-notice bench-wire bench-plan bench-policy bench-service recipes storm gpu-check gpu-bundle clean distclean
 .PHONY: console-or-say packages test-torch-free
 
 # The interpreter that makes the environments; for example: make setup PYTHON=/usr/bin/python3.12
@@ -150,6 +150,9 @@ undo: setup ## Undo the 20 newest commits that changed what rank, agent or servi
 
 chaos: setup ## Kill and stop parts of real jobs at random moments, TRIALS times from SEED on, TRIALS_AT_A_TIME side by side (a minute a trial); writes build/reports/chaos.json.
 	$(BIN)/python -m tests.chaos.run --trials $(TRIALS) --seed $(SEED) --report $(REPORTS)/chaos.json --keep build/chaos --resume --workers $(TRIALS_AT_A_TIME)
+
+chaos-wire: setup ## Kill, stop, slow and cut parts of handoffs between network namespaces, TRIALS times from SEED on (as root, half a minute a trial); writes build/reports/wire-strikes.json.
+	$(BIN)/python -m tests.liver_core.rank.support.wire_strikes --trials $(TRIALS) --seed $(SEED) --report $(REPORTS)/wire-strikes.json --resume
 
 fuzz-api: setup ## Ask a real service at least 5,000 things that its API description allows and forbids (half an hour); writes build/reports/fuzz-api.json.
 	$(BIN)/python -m tests.fuzz.run --seed $(SEED) --report $(REPORTS)/fuzz-api.json

@@ -11,7 +11,7 @@ PHASES_MAX = 60
 EXTRA_MAX = 60
 PER_STEP = {"follow_s"}
 """Seconds of one step, shown apart from the phases of the handoff."""
-SHOWN_AS_THEY_ARE = {"bytes_rescued"}
+SHOWN_AS_THEY_ARE = {"bytes_rescued", "bytes_streamed"}
 """Sums over the ranks that have no field of their own."""
 NOT_PHASES = {"median_step_s", "optimizer_s", "first_step_s", "pause_s"}
 
