@@ -291,8 +291,9 @@ class SimAgent:
         self.link.tell_rank()
 
     def rank_exits(self, rank: Rank, reason: Reason, seen_in_s: float) -> None:
-        """A process has ended, which its agent sees after a while."""
-        self._ends_unseen = rank, self.incarnation
+        """A process has ended, which its agent sees after a while. One that is down finds that there is none."""
+        if self.up:
+            self._ends_unseen = rank, self.incarnation
         self.simulation.clock.after(seen_in_s, self._rank_exited, rank, reason)
 
     def _rank_exited(self, rank: Rank, reason: Reason) -> None:
