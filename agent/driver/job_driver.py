@@ -127,15 +127,14 @@ class JobDriver:
 
     def _relay_of(self, order: Order) -> str:
         """The local name of this node's relay for a handoff; empty where all of the job are at this address."""
-        here, peers = self._node.private_address, {} if self.order is None else self.order.peers
-        if self.order is None or all(urlsplit(url).hostname == here for url in peers.values()):
+        job, here = self.order, self._node.private_address
+        if job is None or all(urlsplit(url).hostname == here for url in job.peers.values()):
             return ""
-        return self._node.relays.name_for(order.handoff_id, self.peer_keys(), self.order.spec.stream_gbps_max)
+        return self._node.relays.name_for(order.handoff_id, self.peer_keys(), job.spec.stream_gbps_max)
 
     def restore(self) -> None:
         """What the journal kept of this job."""
-        order = self._node.journal.get(Table.ORDERS, self.job_id)
-        if order is not None:
+        if (order := self._node.journal.get(Table.ORDERS, self.job_id)) is not None:
             self.order = JobOrder.model_validate_json(json.dumps(order))
         self._host.restore()
         self.slots.restore()

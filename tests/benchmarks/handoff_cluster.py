@@ -279,7 +279,6 @@ def summary(
         "lost_before_cutover_s": boundary - before[-1][0] + optimizer - (steps_before + 1) * step_s,
         "steps_before_cutover": steps_before,
         "open_to_boundary_s": boundary - before[-1][0],
-        "converge_s": max((m["converge_s"] for m in targets if "converge_s" in m), default=None),
         **_copied(targets),
         **_bytes(list(final.values()), targets),
         "torn_reads": sum(m.get("torn_reads", 0.0) for m in targets),
@@ -308,11 +307,13 @@ def _lost(
 
 
 def _copied(targets: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """The first pass over all state while training goes on: seconds, and how fast it came to the slowest target."""
+    """The first pass over all state while training goes on: seconds, and how fast it came to the slowest target.
+    `converge_s`: until it had caught up with the steps as well."""
     copied = [(m["copied_s"], m["bytes_streamed"] / m["copied_s"]) for m in targets if m.get("copied_s")]
     longest = max((seconds for seconds, _ in copied), default=None)
     return {
         "targets": len(targets),
+        "converge_s": max((m["converge_s"] for m in targets if "converge_s" in m), default=None),
         "copied_s": longest,
         "stream_bytes_per_s": min((rate for _, rate in copied), default=None),
     }

@@ -214,15 +214,18 @@ class Wires(contextlib.ExitStack):
         address = address_of(target, NAMES)
         serve = [*self._inside(target), "iperf3", "-s", "-1", "-B", address]
         ask = [*self._inside(source), "iperf3", "-c", address, "-t", str(IPERF_S), "-P", "2", "-J"]
+        said = ""
         with subprocess.Popen(serve, stdout=subprocess.DEVNULL) as server:
             try:
                 for _ in range(IPERF_TRIES):
                     done = subprocess.run(ask, capture_output=True, text=True, check=False, timeout=IPERF_S + 20)
-                    end = json.loads(done.stdout or "{}").get("end", {})
+                    said = done.stdout
+                    end = json.loads(said or "{}").get("end", {})
                     if "streams" in end:
                         return end
-                    time.sleep(0.1)  # It does not listen yet.
-                raise RuntimeError(f"iperf3: {done.stdout.strip()[-200:]}")
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        server.wait(0.1)  # It does not listen yet.
+                raise RuntimeError(f"iperf3: {said.strip()[-200:]}")
             finally:
                 server.kill()
 

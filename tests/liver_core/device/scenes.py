@@ -202,7 +202,7 @@ def local_copy(device: LateDevice) -> None:
     following = Following((), {}, {"master": target, "grad": torch.zeros(N)}, ("master",), local={"master": source})
     stream = TargetStream(None, following, NOTHING, lambda spans, header: None)
     with device.own(CPU):
-        stream._read([(LOCAL, "master", (CopyRuns(0, 0, N),))])
+        stream._read([Read(LOCAL, "master", (CopyRuns(0, 0, N),))])
     source.fill_(2.0)
     device.finish()
     assert raw(target) == [1.0] * N
