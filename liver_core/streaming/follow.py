@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import takewhile
+from itertools import islice, takewhile
 from math import inf
 
 from liver_core.streaming.header import StepHeader
@@ -226,6 +226,8 @@ class Follower:
         self.ended: Done | GiveUp | None = None
         self.counts = FollowCounts()
         self.pace = Pace()
+        self.share = 1.0
+        """The part of the time that the driver works; the rest it rests."""
         self._elements = [tile.elements for tile in self.tiles]
         self._peers_of = [frozenset(tile.peers) for tile in self.tiles]
         self._resident_elements = 0
@@ -414,10 +416,12 @@ class Follower:
         return self._glance()
 
     def _next_tiles(self) -> tuple[int, ...]:
-        """The tiles to copy next: as many as take `batch_s`, where those that are torn meanwhile cost no bytes."""
-        found, most = self.todo[-1:], self.limits.batch_s / (self.pace.copy_s or inf)
+        """The tiles to copy next: as many as take `batch_s`, where those that are torn meanwhile cost no bytes. Who
+        rests after each piece of work gets pieces so short that it does not rest through a step."""
+        seconds = min(self.limits.batch_s, self.pace.step_s / 2 or inf) * self.share
+        found, most = self.todo[-1:], seconds / (self.pace.copy_s or inf)
         elements = sum(self._elements[tile] for tile in found)
-        for tile in reversed(self.todo[:-1]):
+        for tile in islice(reversed(self.todo), 1, None):
             elements += self._elements[tile]
             if elements > most or not self._peers_of[tile] | self._peers_of[found[0]] <= self._guarded:
                 break
@@ -427,20 +431,22 @@ class Follower:
     def _settle(self) -> None:
         """Which of the tiles that were read are here at V; the others are torn."""
         batch, self._batch = self._batch, ()
-        torn = []
+        here, torn = [], []
         for tile, read in zip(batch, self._read, strict=True):
             if read.held or (read.held is None and self._stand(tile)):
-                self.resident = (*self.resident, tile)
-                self._resident_elements += self._elements[tile]
-                self._peers |= self._tiles_peers(tile)
+                here.append(tile)
             else:
                 torn.append(tile)
                 self.counts.torn += read.held is None or read.bytes > 0
         self.todo[-len(batch) :] = reversed(torn)
-        if len(torn) == len(batch):
+        if not here:
             self._torn_in_a_row += 1
             return
-        self.pace.copied(self._attempts_s, sum(self._elements[tile] for tile in batch if tile not in torn))
+        elements = sum(self._elements[tile] for tile in here)
+        self.resident = (*self.resident, *here)
+        self._resident_elements += elements
+        self._peers = self._peers.union(*map(self._tiles_peers, here))
+        self.pace.copied(self._attempts_s, elements)
         self._torn_in_a_row, self._attempts_s = 0, 0.0
 
     def _count_tiles(self, event: TilesRead) -> None:

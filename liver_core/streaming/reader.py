@@ -206,7 +206,7 @@ class TargetStream:
         if not 0 < share <= 1:
             raise ValueError(f"share is {share}, must be above 0 and at most 1")
         with self._changed:
-            self._share = share
+            self._share = self._follower.share = share
             self._changed.notify_all()
 
     def announce(self, version: int) -> None:

@@ -22,7 +22,7 @@ from liver_core.rank.stream.source_stream import SourceStream
 from liver_core.reshard.plan import CopyRuns
 from liver_core.state.host_memory import move_in
 from liver_core.state.live_state import allocate, free
-from liver_core.streaming.follow import Replay
+from liver_core.streaming.follow import Follower, Replay
 from liver_core.streaming.header import StepHeader
 from liver_core.streaming.reader import Following, TargetStream
 from liver_core.streaming.ring import BEFORE_ANY, COUNTER, SLOTS, SourceRing, ring_kind, slot_of
@@ -185,7 +185,7 @@ def replay(device: LateDevice) -> None:
     def step(spans: Any, header: StepHeader) -> None:
         master.add_(landing)
 
-    stream = TargetStream(None, following, NOTHING, step)
+    stream = TargetStream(None, following, Follower((), depth=1), step)
     with device.own(CPU):
         for version in (1, 2, 3):
             land(landing, float(version))
@@ -200,7 +200,7 @@ def local_copy(device: LateDevice) -> None:
     source.fill_(1.0)
     device.finish()
     following = Following((), {}, {"master": target, "grad": torch.zeros(N)}, ("master",), local={"master": source})
-    stream = TargetStream(None, following, NOTHING, lambda spans, header: None)
+    stream = TargetStream(None, following, Follower((), depth=1), lambda spans, header: None)
     with device.own(CPU):
         stream._read([Read(LOCAL, "master", (CopyRuns(0, 0, N),))])
     source.fill_(2.0)

@@ -343,6 +343,7 @@ def test_tiles_are_asked_for_ahead_where_who_reads_them_looks_at_the_counter():
     assert machine.handle(Looked((9,), (10,))) == (ReadGradients(5, (0,), (0,)),), "believed although it steps now"
     machine.handle(GradientsRead(header(5), "", 40, 0.01))
     machine.handle(Looked((10,), (10,)))
+    machine.pace.step_s = 12.0
     machine.handle(Replayed(0.01))
     assert machine.handle(Looked((10,), (-1,))) == (ReadTiles((1, 2, 3), 5),)
     machine.handle(TilesRead((TileRead(120, True), TileRead(40, False), TileRead(0, False)), 2.0))
@@ -350,6 +351,15 @@ def test_tiles_are_asked_for_ahead_where_who_reads_them_looks_at_the_counter():
     assert machine.resident == (0, 1) and machine.todo == [4, 3, 2]
     counts = machine.counts
     assert (counts.read_bytes, counts.reread_bytes, counts.torn) == (240, 40, 1), "what was not sent is not torn"
+
+
+@pytest.mark.parametrize(("step_s", "share", "count"), [(0.1, 1.0, 3), (12.0, 0.5, 3), (12.0, 1.0, 6), (0.1, 0.4, 1)])
+def test_a_batch_is_no_longer_than_half_a_step_and_less_where_the_driver_rests(step_s: float, share: float, count: int):
+    machine = Follower(tiles(9), depth=2, guarded=frozenset({0}), limits=FollowLimits(batch_s=0.1))
+    machine.pace.copy_s, machine.pace.step_s, machine.share = 0.1 / 65, step_s, share
+    machine.handle(Begin())
+    (effect,) = machine.handle(Looked((8,), (-1,)))
+    assert effect == ReadTiles(tuple(range(count)), 4)
 
 
 def test_a_tile_of_a_peer_whose_reader_does_not_look_goes_alone():
