@@ -284,9 +284,11 @@ class Leading:
         agent, sim = self._agent, self._sim
         match effect:
             case AskPeers(generation=generation, nodes=nodes):
-                sim.clock.after(ASK_S + sim.network.hop_s(), self._asked, agent.incarnation, generation, nodes)
+                told_in_s = ASK_S + sim.network.hop_s()
+                sim.clock.after(told_in_s, agent.does, self._asked, agent.incarnation, generation, nodes)
             case StartStore(generation=generation):
-                sim.clock.after(STORE_S + sim.network.hop_s(), self._store_is_up, agent.incarnation, generation)
+                up_in_s = STORE_S + sim.network.hop_s()
+                sim.clock.after(up_in_s, agent.does, self._store_is_up, agent.incarnation, generation)
             case HandoffOpened():
                 self._unkept, self._passed = effect, False
             case HandoffAmended() | HandoffSuperseded():
