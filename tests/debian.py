@@ -15,12 +15,13 @@ INSTALL_S = 240
 PACKAGES = {
     "chromium": "chromium",
     "dbus-daemon": "dbus-daemon",
-    "iperf3": "iperf3",
     "systemd-analyze": "systemd",
     # The userland of RDMA; libibverbs1 and libnl-route-3-200 come with it.
     "libefa.so.1": "ibverbs-providers",
 }
 """By program, or by file name of a library."""
+OF_BENCHMARKS = {"iperf3": "iperf3"}
+"""These are not installed before tests."""
 
 
 def needs(name: str) -> str:
@@ -36,7 +37,7 @@ def needs(name: str) -> str:
 
 def install(*names: str) -> None:
     """Those that are missing, as far as this user may."""
-    packages = [PACKAGES[name] for name in names if _place_of(name) is None]
+    packages = [(PACKAGES | OF_BENCHMARKS)[name] for name in names if _place_of(name) is None]
     if not packages or os.getuid() != 0 or shutil.which("apt-get") is None:
         return
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}

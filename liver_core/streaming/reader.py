@@ -189,7 +189,6 @@ class TargetStream:
         self._changed = threading.Condition()
         self._stopping = False
         self._urgent = False
-        self._share = 1.0
         self._deadline = 0.0
         landings = {**following.regions, **following.targets()}
         self._landings = {kind: as_region(memory) for kind, memory in landings.items()}
@@ -206,7 +205,7 @@ class TargetStream:
         if not 0 < share <= 1:
             raise ValueError(f"share is {share}, must be above 0 and at most 1")
         with self._changed:
-            self._share = self._follower.share = share
+            self._follower.share = share
             self._changed.notify_all()
 
     def announce(self, version: int) -> None:
@@ -379,18 +378,18 @@ class TargetStream:
             moved, guarded = report.bytes, {remote[at]: outcome for at, outcome in report.guarded.items()}
         if len(remote) < len(reads):
             local = [(place, read) for place, read in enumerate(reads) if read.peer == LOCAL]
-            held = [self._holds(read.guard) for _, read in local]
+            guards = {read.guard for _, read in local if read.guard is not None}
+            before = {guard for guard in guards if self._holds(guard)}
             for _, read in local:
                 copy_runs(read, self._following.local[read.kind], self._landings[read.kind])
             settle(DeviceWait.LOCAL_COPIED, self._following.device)
-            for (place, read), before in zip(local, held, strict=True):
-                if read.guard is not None:
-                    guarded[place] = GuardedRead(before and self._holds(read.guard), 0)
+            held = {guard for guard in before if self._holds(guard)}
+            guarded |= {place: GuardedRead(read.guard in held, 0) for place, read in local if read.guard is not None}
         return moved, guarded
 
-    def _holds(self, guard: Guard | None) -> bool:
+    def _holds(self, guard: Guard) -> bool:
         """In this process."""
-        return guard is None or int(self._following.local[guard.kind].tensors[0][guard.index]) == guard.value
+        return int(self._following.local[guard.kind].tensors[0][guard.index]) == guard.value
 
     def _hold(self, tiles: tuple[int, ...]) -> None:
         """Keep spans and gradient runs of the resident tiles; only what has come since the last time is added."""
@@ -421,9 +420,9 @@ class TargetStream:
     def _throttle(self, worked_s: float) -> None:
         """Sleep so that work is at most `share` of the time; a finish, a stop or a new share ends it early."""
         with self._changed:
-            if self._urgent or self._stopping or self._share >= 1:
+            if self._urgent or self._stopping or self._follower.share >= 1:
                 return
-            rest = min(worked_s * (1 / self._share - 1), _THROTTLE_MOST_S)
+            rest = min(worked_s * (1 / self._follower.share - 1), _THROTTLE_MOST_S)
             self._changed.wait(max(0.0, min(rest, self._deadline - self._clock())))
 
 

@@ -24,11 +24,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from liver_core.handoff.messages import Rung
 from tests.benchmarks import wire_report as report
 from tests.benchmarks.circumstances import circumstances, end_when_told
 from tests.benchmarks.device_time import LABEL, device_s
-from tests.benchmarks.handoff import build_corpus, memory_available
+from tests.benchmarks.handoff import build_corpus
 from tests.benchmarks.handoff_cluster import StampedCluster, limit_s, measure_handoff, rank_setup
 from tests.benchmarks.handoff_model import Change, Model, model_of, parse_bytes
 from tests.cluster.net_islands import HUB, Islands, address_of, enter, why_not
@@ -87,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         found["seconds"] = time.monotonic() - started
                         options.report.parent.mkdir(parents=True, exist_ok=True)
                         options.report.write_text(json.dumps(found, indent=1))
-    print("\n".join([*report.table(found["cases"]), "", *report.verdicts(found["targets"])]))
+    print("\n".join(report.verdicts(found["targets"])))
     print(f"{options.report}: {found['seconds']:.0f} s, load average {found['load_average_at_start']} at start")
     return 1 if any("failed" in case for case in found["cases"]) else 0
 
@@ -153,7 +155,7 @@ def cases(
 
 
 def own_step_s(model: Model, prefix: str, change: Change, wires: Wires) -> float:
-    """Seconds of a step when no device is played: the median of a few."""
+    """Seconds of a step when no device is played: the mean of a few."""
     with StampedCluster(wires.setup(model, prefix)) as cluster:
         cluster.launch(change.source, change.source_nodes, timeout_s=limit_s(model))
         cluster.await_step(cluster.clock, STEPS_TO_MEASURE + 2, limit_s(model))
@@ -184,7 +186,7 @@ class Wires(contextlib.ExitStack):
             self.islands = stack.enter_context(Islands(NAMES))
             for name in NAMES:
                 shape = ("rate", f"{self.gbps:g}gbit", "burst", f"{max(1.0, self.gbps / 4):g}mb", "latency", "20ms")
-                command = [*self._inside(name), "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *shape]
+                command = [*self.islands.inside(name), "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *shape]
                 subprocess.run(command, check=True, capture_output=True, timeout=10)
             self.push(stack.pop_all())
         return self
@@ -212,8 +214,8 @@ class Wires(contextlib.ExitStack):
     def _iperf(self, source: str, target: str) -> dict[str, Any]:
         """What it says of two connections from node to node."""
         address = address_of(target, NAMES)
-        serve = [*self._inside(target), "iperf3", "-s", "-1", "-B", address]
-        ask = [*self._inside(source), "iperf3", "-c", address, "-t", str(IPERF_S), "-P", "2", "-J"]
+        serve = [*self.islands.inside(target), "iperf3", "-s", "-1", "-B", address]
+        ask = [*self.islands.inside(source), "iperf3", "-c", address, "-t", str(IPERF_S), "-P", "2", "-J"]
         said = ""
         with subprocess.Popen(serve, stdout=subprocess.DEVNULL) as server:
             try:
@@ -245,7 +247,7 @@ class Wires(contextlib.ExitStack):
         with contextlib.ExitStack() as stack:
             relays: list[RelayProcess] = [
                 stack.enter_context(
-                    RelayProcess(address_of(name, NAMES), local=self.locals[name], enter=self._inside(name))
+                    RelayProcess(address_of(name, NAMES), local=self.locals[name], enter=self.islands.inside(name))
                 )
                 for name in sorted({*change.source_nodes, *change.target_nodes})
             ]
@@ -259,9 +261,6 @@ class Wires(contextlib.ExitStack):
                 watcher.join()
                 seen.load_average = os.getloadavg()[0]
 
-    def _inside(self, name: str) -> tuple[str, ...]:
-        return ("ip", "netns", "exec", f"{self.islands.prefix}{name}")
-
 
 def received_bytes() -> dict[str, int]:
     """Of each device in this thread's network namespace, since it exists."""
@@ -272,14 +271,12 @@ def received_bytes() -> dict[str, int]:
 def cpu_s(relay: RelayProcess) -> float:
     """Seconds that it has taken; 0 once it has ended."""
     try:
-        text = Path(f"/proc/{relay.process.pid}/stat").read_text()
-    except FileNotFoundError:
+        taken = psutil.Process(relay.process.pid).cpu_times()
+    except psutil.NoSuchProcess:
         return 0.0
-    fields = text.rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return taken.user + taken.system
 
 
 if __name__ == "__main__":
     end_when_told()
-    print(f"{memory_available() / 1e9:.1f} GB of memory are available")
     sys.exit(main())

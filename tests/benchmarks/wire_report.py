@@ -104,11 +104,6 @@ def verdicts(found: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def table(cases: Sequence[Case]) -> list[str]:
-    """A line for each case."""
-    return [line(each) for each in cases]
-
-
 def line(case: Case) -> str:
     """One case for people."""
     head = f"{case['gbps']:g} Gb/s {case['change']} {case['size']}"

@@ -65,6 +65,10 @@ class Islands:
         """The file by which a process of another program enters an island."""
         return f"{netns.NETNS_RUN_DIR}/{self.prefix}{name}"
 
+    def inside(self, name: str) -> tuple[str, ...]:
+        """Before a command line: run it in an island."""
+        return ("ip", "netns", "exec", f"{self.prefix}{name}")
+
     def cut(self, name: str) -> None:
         """From now on nothing gets from or to this island, or the hub; nobody is told. The islands keep each other."""
         self._connect(name, there=False)

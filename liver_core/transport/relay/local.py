@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from liver_core.transport.relay.messages import WireError
-from liver_core.transport.relay.sockets import CREDENTIALS, receive_local, send_local
+from liver_core.transport.relay.sockets import peer_process, receive_local, send_local
 
 ANSWER_S = 5.0
 RETRY_S = 0.05
@@ -73,9 +73,7 @@ class LocalRelay:
                     raise NoRelay(f"no relay listens on this machine: {error.strerror or error}") from None
                 time.sleep(RETRY_S)
             else:
-                _, uid, _ = CREDENTIALS.unpack(
-                    connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-                )
+                _, uid = peer_process(connection)
                 if uid not in (0, os.geteuid()):
                     connection.close()
                     raise NoRelay(f"user {uid} listens in the relay's place")

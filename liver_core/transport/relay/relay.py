@@ -29,9 +29,9 @@ from liver_core.transport.relay.messages import (
 )
 from liver_core.transport.relay.sockets import (
     BUFFER_BYTES,
-    CREDENTIALS,
     admit,
     dial,
+    peer_process,
     receive,
     receive_local,
     send_all,
@@ -215,7 +215,7 @@ class Relay:
     # Ranks of this machine.
 
     def _take_local(self, connection: socket.socket) -> None:
-        pid, uid, _ = CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+        pid, uid = peer_process(connection)
         with self._lock:
             refused = uid not in self.config.uids or self._local_count >= LOCALS_MAX
             if not refused:

@@ -28,8 +28,7 @@ SILENCE_MS = 10_000
 """So long may sent bytes stay unacknowledged, and a connection that is used silent, before it counts as cut."""
 BUFFER_BYTES = 4 << 20
 LOCAL_BYTES_MAX = 16 << 20
-CREDENTIALS = struct.Struct("3i")
-"""Of SO_PEERCRED: pid, user and group."""
+_CREDENTIALS = struct.Struct("3i")
 _LOCAL = struct.Struct("<I")
 
 
@@ -101,6 +100,13 @@ def admit(connection: socket.socket, keys: Sequence[bytes]) -> None:
         raise WireError("a reader that does not hold the key")
     connection.sendall(WELCOME)
     connection.settimeout(None)
+
+
+def peer_process(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end of a unix socket, as the kernel says."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(found)
+    return pid, uid
 
 
 def send_local(connection: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:

@@ -10,6 +10,7 @@ import os
 import selectors
 import socket
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -147,19 +148,18 @@ class RelayTransport:
         known = {peer: each.address.regions for peer, each in self._peers.items()}
         work: dict[Where, list[Chunk]] = {}
         wanted: dict[int, int] = {}
-        missing: dict[int, int] = {}
         for at, (read, table) in enumerate(zip(reads, check_reads(reads, known, self._regions.targets), strict=True)):
             peer, target = self._peers[read.peer], self._regions.targets[read.kind].memory
             for part in batches(table, CHUNK_BYTES, RUNS_MAX) if len(table) else ():
                 chunk = Chunk(read.peer, peer.address.name, read.kind, part, target, read.guard, at)
                 work.setdefault(peer.where, []).append(chunk)
             if read.guard is not None:
-                missing[at] = wanted[at] = int(table[:, 2].sum())
-        reports = self._fetch(work, deadline, Call.READ, missing)
+                wanted[at] = int(table[:, 2].sum())
+        reports, arrived = self._fetch(work, deadline, Call.READ)
         for device in {self._regions.targets[read.kind].region.device for read in reads}:
             settle(DeviceWait.LANDED, device)
         peers = tuple(replace(reports[peer], seconds=reports[peer].seconds - start) for peer in sorted(reports))
-        guarded = {at: GuardedRead(not missing[at], size - missing[at]) for at, size in wanted.items()}
+        guarded = {at: GuardedRead(arrived[at] == size, arrived[at]) for at, size in wanted.items()}
         return ReadReport(sum(each.bytes for each in peers), time.monotonic() - start, peers, guarded)
 
     def close(self) -> None:
@@ -191,10 +191,10 @@ class RelayTransport:
         return Links(connections)
 
     def _fetch(
-        self, work: Mapping[Where, list[Chunk]], deadline: float, phase: Call, missing: dict[int, int] | None = None
-    ) -> dict[int, PeerReport]:
+        self, work: Mapping[Where, list[Chunk]], deadline: float, phase: Call
+    ) -> tuple[dict[int, PeerReport], Counter[int]]:
         """Have all chunks arrive, save those whose guard does not hold. `seconds` of a report are the time (monotonic)
-        of its last byte. `missing`: bytes of each read that have not come.
+        of its last byte; the counter has the bytes of each read.
 
         After a failure nothing new is asked for, but what flies is waited for.
         """
@@ -204,6 +204,7 @@ class RelayTransport:
             self._links[where].waiting.extend(chunks)
             self._links[where].moved.clear()
         reports: dict[int, PeerReport] = {}
+        arrived: Counter[int] = Counter()
         failure: TransportError | None = None
         while busy := {where: self._links[where] for where in work if where in self._links and self._links[where].busy}:
             if time.monotonic() >= deadline:
@@ -214,7 +215,7 @@ class RelayTransport:
                 raise failure or TransportTimeout(phase, text, peer=late.peer, kind=_kind(phase, late))
             advance(busy.values(), self._selector, deadline)
             for where, links in busy.items():
-                failure = self._taken(links, reports, phase, missing or {}) or failure
+                failure = self._taken(links, reports, arrived, phase) or failure
                 if links.lost:
                     late = links.late
                     text = f"the connection to {late.source!r} was lost: {links.lost}"
@@ -225,10 +226,10 @@ class RelayTransport:
                     links.waiting.clear()
         if failure:
             raise failure
-        return reports
+        return reports, arrived
 
     def _taken(
-        self, links: Links, reports: dict[int, PeerReport], phase: Call, missing: dict[int, int]
+        self, links: Links, reports: dict[int, PeerReport], arrived: Counter[int], phase: Call
     ) -> TransportError | None:
         """Count what has arrived; the first refusal."""
         failure = None
@@ -238,8 +239,7 @@ class RelayTransport:
             elif answer.status is Status.MOVED:
                 links.moved.add((chunk.peer, chunk.guard))
             else:
-                if chunk.read in missing:
-                    missing[chunk.read] -= answer.bytes
+                arrived[chunk.read] += answer.bytes
                 moved = answer.bytes + (reports[chunk.peer].bytes if chunk.peer in reports else 0)
                 reports[chunk.peer] = PeerReport(chunk.peer, moved, time.monotonic())
         return failure

@@ -7,8 +7,9 @@ is open is decided by the product's machine; the plan comes from the planner of 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import assert_never
+from typing import TypeVarTuple, assert_never
 
 from agent.protocol.notice_life import Notices, heard_until
 from agent.protocol.sync import NoticeFact
@@ -61,6 +62,8 @@ from service.simulation.world.mirrors import Mirrors
 from service.simulation.world.moments import seconds_at, utc
 from service.simulation.world.parts import Agent
 from service.simulation.world.whole import Whole
+
+Ts = TypeVarTuple("Ts")
 
 STORE_S, ASK_S, MISSED_S = 0.1, 0.05, 1.0
 """Until a store listens; until others have answered; until an agent that is not reached counts as missed."""
@@ -284,11 +287,9 @@ class Leading:
         agent, sim = self._agent, self._sim
         match effect:
             case AskPeers(generation=generation, nodes=nodes):
-                told_in_s = ASK_S + sim.network.hop_s()
-                sim.clock.after(told_in_s, agent.does, self._asked, agent.incarnation, generation, nodes)
+                self._after(ASK_S + sim.network.hop_s(), self._asked, generation, nodes)
             case StartStore(generation=generation):
-                up_in_s = STORE_S + sim.network.hop_s()
-                sim.clock.after(up_in_s, agent.does, self._store_is_up, agent.incarnation, generation)
+                self._after(STORE_S + sim.network.hop_s(), self._store_is_up, generation)
             case HandoffOpened():
                 self._unkept, self._passed = effect, False
             case HandoffAmended() | HandoffSuperseded():
@@ -357,12 +358,10 @@ class Leading:
 
     # Other agents.
 
-    def _asked(self, incarnation: int, generation: int, nodes: tuple[str, ...]) -> None:
+    def _asked(self, generation: int, nodes: tuple[str, ...]) -> None:
         """Who of these is reached has told which numbers it knows. As `agent.peer.asking`: whoever hears more than half
         of the others is not cut off alone."""
         agent, sim = self._agent, self._sim
-        if agent.incarnation != incarnation:
-            return
         others = sorted(set(nodes) - {agent.name})
         heard = [name for name in others if sim.network.reaches(agent.name, name)]
         highest = max((sim.agent(name).highest_known() for name in heard), default=0)
@@ -370,18 +369,23 @@ class Leading:
         too_few = f"{agent.name} may be cut off" if few else ""
         answered = PeersAnswered(generation, too_few, highest if len(others) > 1 else 0)
         if few:
-            sim.clock.after(MISSED_S, self._hear_later, incarnation, answered)
+            self._after(MISSED_S, self.hear, answered)
         else:
             self.hear(answered)
 
-    def _hear_later(self, incarnation: int, event: LeaderEvent) -> None:
-        if self._agent.incarnation == incarnation:
-            self.hear(event)
+    def _after(self, seconds: float, answer: Callable[[*Ts], None], *args: *Ts) -> None:
+        """What it has asked for comes so much later, when it has its turn; never, if it was started anew meanwhile."""
+        agent = self._agent
+        asked_by = agent.incarnation
 
-    def _store_is_up(self, incarnation: int, generation: int) -> None:
+        def come() -> None:
+            if agent.incarnation == asked_by:
+                answer(*args)
+
+        self._sim.clock.after(seconds, agent.does, come)
+
+    def _store_is_up(self, generation: int) -> None:
         agent, sim = self._agent, self._sim
-        if agent.incarnation != incarnation:
-            return
         if sim.conditions.takes_fault("store fails", agent.member):
             self.hear(StoreFailed(generation, "the store could not be started"))
         else:
@@ -413,7 +417,7 @@ class Leading:
         if told:
             sim.clock.after(after_s, sim.network.tell, agent.name, told, sim.agent(told).take_notices, facts, True)
         forwarded = Forwarded(told, tuple(missed))
-        sim.clock.after(after_s + sim.network.hop_s(), self._hear_later, agent.incarnation, forwarded)
+        self._after(after_s + sim.network.hop_s(), self.hear, forwarded)
 
 
 def _about(name: str, record: ProposerRecord) -> str:

@@ -40,9 +40,7 @@ def islands() -> Iterator[Islands]:
 def relays(islands: Islands) -> Iterator[dict[str, RelayProcess]]:
     with contextlib.ExitStack() as stack:
         yield {
-            name: stack.enter_context(
-                RelayProcess(address_of(name, NAMES), enter=("ip", "netns", "exec", f"{islands.prefix}{name}"))
-            )
+            name: stack.enter_context(RelayProcess(address_of(name, NAMES), enter=islands.inside(name)))
             for name in NAMES
         }
 

@@ -105,7 +105,7 @@ class Trial:
         with contextlib.ExitStack() as stack:
             self.islands = stack.enter_context(Islands(NAMES))
             self.relays = {
-                name: stack.enter_context(RelayProcess(address_of(name, NAMES), enter=self._inside(name)))
+                name: stack.enter_context(RelayProcess(address_of(name, NAMES), enter=self.islands.inside(name)))
                 for name in sorted({*self.source.nodes, *self.target.nodes})
             }
             setup = RankSetup(
@@ -221,17 +221,14 @@ class Trial:
     def _strike_link(self, name: str) -> None:
         if self.strike.how == "slow":
             shape = ("tbf", "rate", "2mbit", "burst", "32kb", "latency", "200ms")
-            command = [*self._inside(name), "tc", "qdisc", "add", "dev", "eth0", "root", *shape]
+            command = [*self.islands.inside(name), "tc", "qdisc", "add", "dev", "eth0", "root", *shape]
             subprocess.run(command, check=True, timeout=10, capture_output=True)
-            clear = [*self._inside(name), "tc", "qdisc", "del", "dev", "eth0", "root"]
+            clear = [*self.islands.inside(name), "tc", "qdisc", "del", "dev", "eth0", "root"]
             _later(SLOW_S, lambda: subprocess.run(clear, check=False, timeout=10, capture_output=True))
             return
         self.islands.cut(name)
         if self.strike.how == "interrupt":
             _later(PAUSE_S, lambda: self.islands.join(name))
-
-    def _inside(self, name: str) -> tuple[str, ...]:
-        return ("ip", "netns", "exec", f"{self.islands.prefix}{name}")
 
 
 def _innermost(pid: int) -> int:
@@ -242,7 +239,7 @@ def _innermost(pid: int) -> int:
 
 def _later(seconds: float, act: Any) -> None:
     def quietly() -> None:
-        with contextlib.suppress(OSError, ProcessLookupError):
+        with contextlib.suppress(OSError):
             act()
 
     timer = threading.Timer(seconds, quietly)
