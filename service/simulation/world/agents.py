@@ -49,6 +49,7 @@ Ts = TypeVarTuple("Ts")
 Effect = TypeVar("Effect")
 TICK_S = 0.5
 RARELY_S, LATE_S = 10.0, 0.05
+ADOPTED_S = 0.5  # until an agent that is back has seen which processes have ended
 """Where no message is lost nothing has to be done again more often; deadlines are looked at when they are over."""
 NEVER = 1_000_000
 
@@ -72,7 +73,7 @@ class SimAgent:
         self.skew_s = simulation.conditions.skew_s()  # of this node's clock
         self.rank: SimRank | None = None
         self.given_up: list[SimRank] = []  # for starts
-        self._ends_unseen: tuple[Rank, int] | None = None  # a process that has ended, and who will see it
+        self._ends_unseen: tuple[Rank, Reason] | None = None  # a process that has ended, and how
         self.ticked_for: ParticipantRecord | None = None
         self.participant = self._new_participant()
         self.mirrors = Mirrors(self, simulation)
@@ -225,7 +226,10 @@ class SimAgent:
 
     def _is_busy(self) -> bool:
         """Whether there is a process, as far as it has seen."""
-        return self.rank is not None and (self.rank.alive or self._ends_unseen == (self.rank, self.incarnation))
+        return self.rank is not None and (self.rank.alive or self._has_ended_unseen(self.rank))
+
+    def _has_ended_unseen(self, rank: Rank) -> bool:
+        return self._ends_unseen is not None and self._ends_unseen[0] is rank
 
     def _spawn(self, order: Order) -> None:
         """A fresh process; one that was told to end before is killed and no longer counts."""
@@ -275,7 +279,7 @@ class SimAgent:
             command(rank, *args)
 
     def _no_process(self) -> None:
-        if self.rank is None or not self.rank.alive:
+        if not self._is_busy():
             self.handle(RankDied(Reason("there is no such process", "adopt", self._rank_number(), cause=ENDED_UNSEEN)))
 
     def rank_reported(self, rank: Rank, event: RankReported) -> None:
@@ -291,9 +295,9 @@ class SimAgent:
         self.link.tell_rank()
 
     def rank_exits(self, rank: Rank, reason: Reason, seen_in_s: float) -> None:
-        """A process has ended, which its agent sees after a while. One that is down finds that there is none."""
-        if self.up:
-            self._ends_unseen = rank, self.incarnation
+        """A process has ended, which its agent sees after a while. One that is down sees it when it is back."""
+        if rank is self.rank:
+            self._ends_unseen = rank, reason
         self.simulation.clock.after(seen_in_s, self._rank_exited, rank, reason)
 
     def _rank_exited(self, rank: Rank, reason: Reason) -> None:
@@ -301,7 +305,7 @@ class SimAgent:
             self.does(self._sees_end, rank, reason)
 
     def _sees_end(self, rank: Rank, reason: Reason) -> None:
-        if rank is self.rank:
+        if rank is self.rank and self._has_ended_unseen(rank):
             self._ends_unseen = None
             self._tell_death(rank, reason)
             self.handle(RankDied(reason))
@@ -417,6 +421,8 @@ class SimAgent:
         self.simulation.observer.agent_restored(self.member, self.participant.record)
         self.leading.restart()
         self.begin()
+        if self._ends_unseen is not None:  # Its journal knows of the process.
+            self.rank_exits(*self._ends_unseen, ADOPTED_S * self.simulation.draw())
         if (fact := self.simulation.announced.get(self.name)) is not None:
             self.take_notices((fact,))  # Its cloud still says so.
         self.carry_out(self.participant.start(self.now), self._carry_out)
@@ -427,6 +433,7 @@ class SimAgent:
         self.node_up = False
         if self.rank is not None and self.rank.alive:
             world, self.rank.alive, self.rank.world = self.rank.world, False, None
+            self._ends_unseen = self.rank, Reason("the machine has started again", "adopt", cause=ENDED_UNSEEN)
             if world is not None:
                 world.misses_rank()
 
