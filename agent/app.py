@@ -35,6 +35,7 @@ from agent.supervisor.job_user import JobUser
 from agent.supervisor.stores import Stores
 from agent.supervisor.stream_relays import RelaySettings, StreamRelays, uids_of_ranks
 from agent.supervisor.supervisor import Supervisor, SupervisorSettings
+from agent.supervisor.wire_checks import WireChecks
 from agent.supervisor.zygote_client import Exited, ZygoteError
 from agent.supervisor.zygote_host import ZygoteHost
 from agent.wall_clock import WallClock
@@ -106,6 +107,7 @@ class Agent:
             port = listener.getsockname()[1]
             self._begin_incarnation(last, port)
             supervisor, stores, zygote = self._supervision()
+            wires = self._wire_checks(zygote, supervisor)
             for part in (zygote, stores, supervisor):
                 stack.push_async_callback(part.close)
             peers = PeerClient(self._driver.address_of, self._driver.keys_of, now=utc_now)
@@ -115,7 +117,7 @@ class Agent:
             supervisor.adopt()
             stores.adopt()
             stack.push_async_callback(self._relays.close)
-            self._driver.bind(self._node(supervisor, stores, peers, link))
+            self._driver.bind(self._node(supervisor, stores, wires, peers, link))
             stack.push_async_callback(self._driver.close)
             link.ends_on_first_refusal = not self._driver.jobs
             app = peer_app(
@@ -226,7 +228,13 @@ class Agent:
         )
         return supervisor, stores, zygote
 
-    def _node(self, supervisor: Supervisor, stores: Stores, peers: PeerClient, link: ServiceLink) -> Node:
+    def _wire_checks(self, zygote: ZygoteHost, supervisor: Supervisor) -> WireChecks:
+        log, gpus = str(self._settings.run_dir / "wires.log"), bool(self._settings.gpus)
+        return WireChecks(zygote, supervisor.socket_path, log, self._settings.host, gpus)
+
+    def _node(
+        self, supervisor: Supervisor, stores: Stores, wires: WireChecks, peers: PeerClient, link: ServiceLink
+    ) -> Node:
         settings = self._settings
         return Node(
             node_id=settings.node_id,
@@ -238,6 +246,7 @@ class Agent:
             supervisor=supervisor,
             stores=stores,
             relays=self._relays,
+            wires=wires,
             peers=peers,
             outbox=self._outbox,
             budget=warning_budget(settings.provider, settings.gcp_notice_s),
@@ -263,8 +272,7 @@ class Agent:
         )
 
         async def make_report(report_seq: int) -> SyncReport:
-            outbox, share = self._outbox, self._outbox.share
-            logs = await asyncio.to_thread(self._shipper.pieces, self._driver.logs(), report_seq, share)
+            logs = await asyncio.to_thread(self._shipper.pieces, self._driver.logs(), report_seq, self._outbox.share)
             return SyncReport(
                 agent_version=release(),
                 agent_incarnation=self._incarnation_id,
@@ -277,18 +285,12 @@ class Agent:
                         "zone": self._machine and self._machine.zone,
                     }
                 ),
-                notices=outbox.notices.batch(report_seq, share),
                 ranks=self._driver.statuses(),
-                steps=outbox.steps.batch(report_seq, share),
-                handoffs=outbox.handoffs.batch(report_seq, share),
-                declined=outbox.declined.batch(report_seq, share),
                 logs=logs,
-                checkpoints=outbox.checkpoints.batch(report_seq, share),
                 stores=self._driver.stores(),
-                finished=outbox.finished.batch(report_seq, share),
                 answering=self._driver.answering(),
-                metrics=outbox.metrics.batch(report_seq, share),
                 peer_keys=self._driver.peer_keys(),
+                **self._outbox.batches(report_seq),
             )
 
         return ServiceLink(

@@ -65,6 +65,7 @@ from service.tokens.operations import ensure_first_tokens
 from service.what_if import endpoints as what_if
 from service.what_if.replaying import Replays
 from service.what_if.schemas import WhatIfAsk
+from service.wires import endpoints as wires
 
 BODY_BYTES_MAX = {**sync.BODY_BYTES_MAX, **jobs.BODY_BYTES_MAX, **push.BODY_BYTES_MAX, **what_if.BODY_BYTES_MAX}
 _log = logging.getLogger(__name__)
@@ -146,7 +147,7 @@ def _routes() -> tuple[BaseRoute, ...]:
     application that includes routers by itself works out the parameters of all their routes."""
     nouns = (
         sync, jobs, peer_keys, decisions, metrics, nodes, notices, clouds, handoffs, ledger, leases, capacity, tokens,
-        audit, fleet, incidents, outlook, timeline, events, what_if,
+        audit, fleet, incidents, outlook, timeline, events, what_if, wires,
     )  # fmt: skip
     others = (leases.leases, clouds.numbers, incidents.of_handoffs, push.router, tokens.joining, sessions.router)
     whole = APIRouter(generate_unique_id_function=_operation_id)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 from agent.driver.lead import Lead
 from agent.driver.lifecycle import Births
@@ -23,24 +22,28 @@ from agent.driver.notice_response import NoticeResponse
 from agent.driver.pace import Pace
 from agent.driver.participants import JobSlots
 from agent.driver.planning import lead_candidates
-from agent.driver.rank_facts import checkpoint_fact, step_row
+from agent.driver.rank_facts import checkpoint_fact, step_row, with_news
 from agent.driver.rank_host import STOP_GRACE_S, RankHost
 from agent.driver.spare_store import KEPT_BY, SpareStore
+from agent.driver.wires import JobWires
 from agent.journal import JournalError, Table
 from agent.link.step_leases import StepLeases
 from agent.peer.asking import STEP_FIELD, ask_others, ask_step_s, status_of
 from agent.peer.deaths import Deaths
 from agent.peer.peer_server import PeerRefused
-from agent.peer.probe import Probes, Reached, answer_of
+from agent.peer.probe import Probes, is_reached
 from agent.protocol.peer import (
     DeathBody,
     Envelope,
     FactsBody,
     NoticeBody,
     OrderBody,
+    PeerBody,
     RankMeasures,
     ReportBody,
     SuspensionBody,
+    WireAskedBody,
+    WireOfferedBody,
 )
 from agent.protocol.rank import (
     Checkpointed,
@@ -89,7 +92,7 @@ class JobDriver:
             job_id,
             self._host,
             spec_of=lambda: self.order.spec if self.order else None,
-            relay_of=self._relay_of,
+            relay_of=lambda order: self.wires.relay_of(order.handoff_id),
             send_report=self._send_report,
         )
         self._deaths = Deaths(node.node_id, self.slots.participants, send=self._send, say=self._host.say_all)
@@ -106,11 +109,13 @@ class JobDriver:
         self.births = Births(node, job_id, self.slots, self._host, self.lead)
         self.notices = NoticeResponse(node, job_id, self.slots, self.lead, self.births.alone, self.pace)
         self.relay = relay_of(node, job_id)
+        self.wires = JobWires(node, job_id, order=lambda: self.order, keys=self.peer_keys, send=self._send)
+        self.lead.planner.wire_bytes_per_s = lambda: self.wires.bytes_per_s
         self.probes = Probes()
         self._leases = StepLeases(
             job_id,
             heard_ago=self._heard_ago,
-            reaches_service=self._reaches_service,
+            reaches_service=lambda: is_reached(node.service_url),
             look_again=node.look_for_service,
             give=self._give_leases,
         )
@@ -124,13 +129,6 @@ class JobDriver:
         """The current one first; none before the first order of the service."""
         keys = () if self.order is None else (self.order.peer_key, self.order.peer_key_before)
         return tuple(key for key in keys if key is not None)
-
-    def _relay_of(self, order: Order) -> str:
-        """The local name of this node's relay for a handoff; empty where all of the job are at this address."""
-        job, here = self.order, self._node.private_address
-        if job is None or all(urlsplit(url).hostname == here for url in job.peers.values()):
-            return ""
-        return self._node.relays.name_for(order.handoff_id, self.peer_keys(), job.spec.stream_gbps_max)
 
     def restore(self) -> None:
         """What the journal kept of this job."""
@@ -150,7 +148,8 @@ class JobDriver:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for part in (self.lead, self.spare, self.notices, self.pace, self.relay, self.probes, self._leases, self._host):
+        parts = (self.lead, self.spare, self.notices, self.pace, self.relay, self.wires, self.probes)
+        for part in (*parts, self._leases, self._host):
             await part.close()
 
     def forget(self) -> None:
@@ -283,6 +282,7 @@ class JobDriver:
             await self._consider_notices()
             stays, goes = self.notices.who_stays(self.order)
             self.relay.tick(stays, goes)
+            self.wires.tick(self.slots.active(), is_calm=not goes and self._is_calm(self.order))
             if goes:
                 self._host.kill_stopped()
         await self._keep_spare_store()
@@ -291,6 +291,11 @@ class JobDriver:
             self.probes.tick(self.order.probe, self.order.peers)
             others = [name for name in self.order.peers if name != self._node.node_id]
             self._leases.tick(others, self.order.lost_after_s)
+
+    def _is_calm(self, order: JobOrder) -> bool:
+        """Whether the job trains, and no handoff is open or expected."""
+        is_idle = self._is_named and self.lead.is_idle and not self.slots.is_bound() and order.handoff is None
+        return is_idle and self.births.wanted(order) is DesiredState.RUN and self.pace.pulse().median_step_s > 0
 
     async def _take_orders(self, order: JobOrder, heard_at: float) -> None:
         self._is_named = True
@@ -339,6 +344,8 @@ class JobDriver:
                 return self.relay.work_of(facts)
             case SuspensionBody() as body:
                 return lambda: self.births.alone.take(body)
+            case (WireAskedBody() | WireOfferedBody()) as body:
+                return lambda: self.wires.take(envelope.sender, body)
 
     async def _take_rank_event(self, slot: int, event: RankEvent, state: RankState | None) -> None:
         match event:
@@ -405,14 +412,9 @@ class JobDriver:
 
     def _take_step(self, event: StepReport) -> None:
         row = step_row(self.job_id, event, at=utc(self._node.now()))
-        last = self._last_row
-        if last is not None and (last.generation, last.step) == (row.generation, row.step):
-            known = {name: value for name, value in row if value is not None and getattr(last, name) is None}
-            if not known:
-                return
-            row = last.model_copy(update=known)
-        self._last_row = row
-        self._node.outbox.put_step(row)
+        if (row := with_news(self._last_row, row)) is not None:
+            self._last_row = row
+            self._node.outbox.put_step(row)
 
     def _take_checkpoint(self, slot: int, event: Checkpointed | CheckpointFailed, state: RankState | None) -> None:
         if isinstance(event, Checkpointed):
@@ -451,9 +453,6 @@ class JobDriver:
         wanted = 0 if self.order is None else self.order.generation or 0
         return None if answer is None else answered_ago(answer, wanted=wanted)
 
-    async def _reaches_service(self) -> bool:
-        return await answer_of(self._node.service_url) is not Reached.NONE
-
     # Messages.
 
     async def _send_order(self, member: Member, order: Order) -> None:
@@ -470,7 +469,7 @@ class JobDriver:
             return
         self._send(to, ReportBody(report=report, measured=measured), f"report/{report.member.slot}", attempts=1)
 
-    def _send(self, to: str, body: DeathBody | OrderBody | ReportBody, subject: str, attempts: int = 3) -> None:
+    def _send(self, to: str, body: PeerBody, subject: str, attempts: int = 3) -> None:
         self._node.peers.send_newest(self._node.envelope(self.job_id, to, body), subject, attempts=attempts)
 
     async def _tidy_stores(self) -> None:

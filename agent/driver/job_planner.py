@@ -11,7 +11,7 @@ from liver_core.layout import Roster
 
 class JobPlanner:
     """Of one job on this node. `order`: what the service wants, set before the leader asks; `learned`: what earlier
-    handoffs measured."""
+    handoffs measured; `wire_bytes_per_s`: what one node gets of another by a measurement, None where there is none."""
 
     def __init__(
         self,
@@ -22,6 +22,7 @@ class JobPlanner:
     ) -> None:
         self.order: JobOrder | None = None
         self.learned = Learned()
+        self.wire_bytes_per_s: Callable[[], float | None] = lambda: None
         self._pulse = pulse
         self._service_is_there = service_is_there
         self._costs = costs
@@ -48,7 +49,8 @@ class JobPlanner:
         """What speaks for which rung."""
         order, pulse = self._newest, self._pulse()
         plan = Plan(wanted.layout, wanted.members, wanted.plan_digest, "")
-        inputs = ladder_inputs(order, wanted.source, plan, leaving, left_s, pulse=pulse, learned=self.learned)
+        known = {"pulse": pulse, "learned": self.learned, "wire_bytes_per_s": self.wire_bytes_per_s()}
+        inputs = ladder_inputs(order, wanted.source, plan, leaving, left_s, **known)
         return RungBasis(inputs, order.spec.prefer, self._costs())
 
     @property

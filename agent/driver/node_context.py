@@ -15,6 +15,7 @@ from agent.protocol.worker import RankSpec
 from agent.supervisor.stores import Stores
 from agent.supervisor.stream_relays import StreamRelays
 from agent.supervisor.supervisor import Supervisor
+from agent.supervisor.wire_checks import WireChecks
 from liver_core.handoff import Order
 from liver_core.steady_clock import SteadyClock
 
@@ -34,6 +35,7 @@ class Node:
     supervisor: Supervisor
     stores: Stores
     relays: StreamRelays
+    wires: WireChecks
     peers: PeerClient
     outbox: Outbox
     budget: WarningBudget

@@ -182,11 +182,13 @@ def ladder_inputs(
     *,
     pulse: Pulse,
     learned: Learned,
+    wire_bytes_per_s: float | None = None,
 ) -> LadderInputs:
     """What the ladder chooses from. Guesses stand where nothing was measured; `left_s` None: nothing
-    presses. Whether a rank can stream at all it finds out itself, and falls to the next rung with its reason."""
+    presses. `wire_bytes_per_s`: what one node gets of another, None where that was not measured. Whether a rank can
+    stream at all it finds out itself, and falls to the next rung with its reason."""
     parameters = estimate_parameters(order.spec.model)
-    bandwidth = learned.bandwidth_bytes_per_s or BANDWIDTH_GUESS_BYTES_PER_S
+    bandwidth = _bandwidth(source, plan, learned, wire_bytes_per_s)
     read_s = GRADIENT_BYTES_PER_PARAMETER * parameters / bandwidth
     learned_s = read_s if learned.follow_s is None else learned.follow_s
     step_s = pulse.median_step_s or max(STEP_GUESS_S, STEP_GUESS_TIMES * learned_s)
@@ -221,6 +223,14 @@ def ladder_inputs(
         part_s=None if part is None else part * step_s,
         step_deviation_s=pulse.deviation_s,
     )
+
+
+def _bandwidth(source: Roster, plan: Plan, learned: Learned, wire_bytes_per_s: float | None) -> float:
+    """Bytes a second of the whole move: as the last copy made it, else as many pairs of nodes as there can be, each as
+    one was measured, else a guess."""
+    pairs = min(len(source.node_ids()), len({member.node_id for member in plan.members}))
+    by_wire = None if wire_bytes_per_s is None else pairs * wire_bytes_per_s
+    return learned.bandwidth_bytes_per_s or by_wire or BANDWIDTH_GUESS_BYTES_PER_S
 
 
 def _stream_share(order: JobOrder, source: Roster, bandwidth: float) -> float:

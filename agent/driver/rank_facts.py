@@ -22,6 +22,14 @@ def step_row(job_id: str, event: StepReport, *, at: datetime) -> StepRow:
     )
 
 
+def with_news(known: StepRow | None, row: StepRow) -> StepRow | None:
+    """What is known of the step of `row` now; None where it says nothing new. `known`: of the newest step."""
+    if known is None or (known.generation, known.step) != (row.generation, row.step):
+        return row
+    more = {name: value for name, value in row if value is not None and getattr(known, name) is None}
+    return known.model_copy(update=more) if more else None
+
+
 def checkpoint_fact(
     job_id: str, event: Checkpointed | CheckpointFailed, *, generation: int, now: float
 ) -> CheckpointFact:

@@ -5,8 +5,9 @@ Pure: times come with the facts. Not thread-safe: used in the agent's event loop
 
 import logging
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from agent.protocol.notice_life import key_of
@@ -16,6 +17,7 @@ from agent.protocol.sync import (
     METRICS_PER_REPORT_MAX,
     NOTICES_PER_REPORT_MAX,
     STEPS_PER_REPORT_MAX,
+    WIRES_PER_REPORT_MAX,
     CheckpointFact,
     HandoffDeclined,
     HandoffMirror,
@@ -24,6 +26,7 @@ from agent.protocol.sync import (
     NoticeFact,
     StepRow,
 )
+from agent.protocol.wires import WireFact
 
 FactT = TypeVar("FactT")
 STEPS_MAX = 50_000
@@ -32,6 +35,7 @@ NOTICES_MAX = 256
 CHECKPOINTS_MAX = 256
 FINISHED_MAX = 64
 METRICS_MAX = 16_384
+WIRES_MAX = 256
 SHARE_LEAST = 1.0 / 1_024
 
 _log = logging.getLogger(__name__)
@@ -97,6 +101,9 @@ class Queue(Generic[FactT]):
         return len(self._facts)
 
 
+_PARTS = ("notices", "steps", "handoffs", "declined", "checkpoints", "finished", "metrics", "wires")
+
+
 @dataclass(slots=True)
 class Outbox:
     """Everything that waits for the service."""
@@ -116,6 +123,8 @@ class Outbox:
     metrics: Queue[MetricsRow] = field(
         default_factory=lambda: Queue("steps' metrics", METRICS_MAX, METRICS_PER_REPORT_MAX)
     )
+
+    wires: Queue[WireFact] = field(default_factory=lambda: Queue("measured wires", WIRES_MAX, WIRES_PER_REPORT_MAX))
 
     share: float = 1.0
     """Of what fits into one report by number. Less after one that was refused as a whole, perhaps for its size."""
@@ -150,6 +159,10 @@ class Outbox:
         """One job that has ended here."""
         self.finished.put((fact.job_id, fact.generation), fact)
 
+    def put_wire(self, fact: WireFact) -> None:
+        """One wire to this node, as it was last measured."""
+        self.wires.put((fact.job_id, fact.source), fact)
+
     def acknowledge(self, report_seq: int) -> bool:
         """The service has stored everything that was sent up to this report. Whether that is news; orders that come
         without a report say it again."""
@@ -167,8 +180,12 @@ class Outbox:
         for queue in self._queues():
             queue.take_back(report_seq)
 
-    def _queues(self) -> tuple[Queue, ...]:
-        return (self.notices, self.steps, self.handoffs, self.declined, self.checkpoints, self.finished, self.metrics)
+    def batches(self, report_seq: int) -> dict[str, Any]:
+        """What this report says of each, by the name of its part."""
+        return {name: getattr(self, name).batch(report_seq, self.share) for name in _PARTS}
+
+    def _queues(self) -> Iterator[Queue[Any]]:
+        return (getattr(self, name) for name in _PARTS)
 
     def drop_handoff(self, handoff_id: UUID) -> None:
         """The service rejects this handoff: do not send it again."""

@@ -40,6 +40,11 @@ async def answer_of(url: str, timeout_s: float = TIMEOUT_S) -> Reached:
     return Reached.ACCEPTED
 
 
+async def is_reached(url: str) -> bool:
+    """Whether the machine answers at all, if only to refuse."""
+    return await answer_of(url) is not Reached.NONE
+
+
 class Probes:
     """The nodes that the service asks about, which it does not hear itself. Probed again every PERIOD_S."""
 

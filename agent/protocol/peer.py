@@ -14,9 +14,10 @@ from agent.protocol.notice_life import moved
 from agent.protocol.rank import PeerDied
 from agent.protocol.sync import CheckpointFact, HandoffMirror, MetricsRow, NoticeFact, StepRow
 from agent.protocol.values import Message, Utc
+from agent.protocol.wires import WireOffer
 from liver_core.handoff import PROTOCOL_VERSION, MessageError, Order, Report
 from liver_core.handoff.messages import Explained
-from liver_core.layout.limits import Checked, Generation, JobId, NodeId, Seconds, ShortText, Slot
+from liver_core.layout.limits import Checked, Generation, JobId, NodeId, Seconds, ShortText, Slot, Text
 
 PEER_PATH = "/peer/v1/messages"
 ENVELOPE_BYTES_MAX = 4 * 1024 * 1024
@@ -95,8 +96,25 @@ class SuspensionBody(Message):
     goes: NodeId
 
 
+class WireAskedBody(Message):
+    """The sender wants to measure how it reads the receiver."""
+
+    kind: Literal["wire_asked"] = "wire_asked"
+    check_id: UUID
+
+
+class WireOfferedBody(Message):
+    """The answer: what is to be read, or why there is nothing."""
+
+    kind: Literal["wire_offered"] = "wire_offered"
+    check_id: UUID
+    offer: WireOffer | None
+    reason: Text = ""
+
+
 PeerBody = Annotated[
-    OrderBody | ReportBody | NoticeBody | DeathBody | FactsBody | SuspensionBody, Field(discriminator="kind")
+    OrderBody | ReportBody | NoticeBody | DeathBody | FactsBody | SuspensionBody | WireAskedBody | WireOfferedBody,
+    Field(discriminator="kind"),
 ]
 
 
@@ -127,8 +145,8 @@ def in_time_of(envelope: Envelope, ahead_s: float) -> Envelope:
             body = body.model_copy(update={"report": _moved(report, ahead_s), "measured": measured})
         case NoticeBody(notice=notice) as body:
             body = body.model_copy(update={"notice": moved(notice, ahead)})
-        case DeathBody() as body:
-            pass  # It names no time.
+        case (DeathBody() | WireAskedBody() | WireOfferedBody()) as body:
+            pass  # They name no time.
         case SuspensionBody(at_utc=at) as body:
             body = body.model_copy(update={"at_utc": None if at is None else at + ahead})
         case FactsBody() as body:

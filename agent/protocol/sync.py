@@ -15,6 +15,7 @@ from agent.protocol.jobfile import JobFile
 from agent.protocol.rank_status import RankStatus
 from agent.protocol.sources import GenerationSource
 from agent.protocol.values import Amount, HandoffCause, HandoffState, Message, MetricValues, Placement, Step, Url, Utc
+from agent.protocol.wires import WireFact
 from liver_core.handoff import (
     PROTOCOL_VERSION,
     CostParts,
@@ -48,6 +49,7 @@ from liver_core.layout.limits import (
 )
 
 STEPS_PER_REPORT_MAX = 1_024
+WIRES_PER_REPORT_MAX = 64
 METRICS_PER_REPORT_MAX = 256
 LOG_CHUNKS_PER_REPORT_MAX = 64
 LOG_CHUNK_CHARS_MAX = 16_384
@@ -320,6 +322,9 @@ class SyncReport(Message):
     finished: tuple[JobFinished, ...] = Field(default=(), max_length=64)
     answering: tuple[NodeAnswers, ...] = Field(default=(), max_length=PROBES_MAX)
     metrics: tuple[MetricsRow, ...] = Field(default=(), max_length=METRICS_PER_REPORT_MAX)
+    wires: tuple[WireFact, ...] = Field(
+        default=(), max_length=WIRES_PER_REPORT_MAX, description="Newly measured, or told again after a restart."
+    )
     peer_keys: tuple[PeerKeyKept, ...] = Field(
         default=(), max_length=1_000, description="Of jobs whose orders name a key before the current one."
     )

@@ -25,24 +25,30 @@ BACKLOG = 4_096
 
 def run(spec: dict[str, Any], control: socket.socket, _: LastStep) -> int:
     """Serve until stopped. `spec` has `host` and optionally `orphan_s`."""
+    store, port = host_store(spec["host"])
+    sys.stdout.write(f"store listens on {spec['host']}:{port}\n")
+    hello = json.dumps({"type": "store", "host": spec["host"], "port": port}).encode() + b"\n"
+    serve_control(control, hello, float(spec.get("orphan_s", ORPHAN_S)))
+    del store
+    return 0
+
+
+def host_store(host: str) -> tuple[Any, int]:
+    """A store that listens on exactly this address as long as it is kept, and its port."""
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-    listener = listen_private(spec["host"])
+    listener = listen_private(host)
     port = listener.getsockname()[1]
     # Pass a socket that is bound to the private address: by itself TCPStore listens on every interface.
     store = TCPStore(
-        spec["host"],
+        host,
         port,
         is_master=True,
         wait_for_workers=False,
         timeout=timedelta(seconds=30),
         master_listen_fd=listener.detach(),
     )
-    sys.stdout.write(f"store listens on {spec['host']}:{port}\n")
-    hello = json.dumps({"type": "store", "host": spec["host"], "port": port}).encode() + b"\n"
-    serve_control(control, hello, float(spec.get("orphan_s", ORPHAN_S)))
-    del store
-    return 0
+    return store, port
 
 
 def listen_private(host: str) -> socket.socket:

@@ -5,13 +5,13 @@ A store that died is never started again for its generation: an empty decision r
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 from collections.abc import Callable
 
 from agent.journal import Journal, Table
-from agent.supervisor.process import ProcessIdentity, is_alive, send_signal
+from agent.supervisor.child_hello import SilentChild, hello_of
+from agent.supervisor.process import is_alive, send_signal
 from agent.supervisor.records import StoreKey, StoreRecord
 from agent.supervisor.supervisor import Supervisor, wait_process_end
 from agent.supervisor.zygote_client import ForkRequest, ZygoteError
@@ -22,7 +22,6 @@ from liver_core.layout import from_json, to_json
 STORE_ENTRY = "agent.supervisor.store_child:run"
 READY_S = 20.0
 END_S = 5.0
-RETRY_S = 0.02
 
 
 class StoreError(Exception):
@@ -91,9 +90,12 @@ class Stores:
                         environment={},
                     )
                 )
-                address = await _ask_address(socket_path, process)
+                hello = await hello_of(socket_path, process, READY_S)
+            except SilentChild as error:
+                raise StoreError(f"the store {error}; see stores.log") from error
             except (ZygoteError, OSError) as error:
                 raise StoreError(str(error)) from error
+            address = StoreAddress(host=hello["host"], port=hello["port"])
             record = StoreRecord(process, socket_path, address)
             await asyncio.to_thread(self._journal.put, Table.STORE, str(key), to_json(record))
             self._watch(key, record)
@@ -144,24 +146,3 @@ def _unlink(record: StoreRecord) -> None:
     """The store itself may not be able to: its user cannot enter the folder."""
     with contextlib.suppress(OSError):
         os.unlink(record.socket_path)
-
-
-async def _ask_address(socket_path: str, process: ProcessIdentity) -> StoreAddress:
-    """Wait until the store sends its address."""
-    try:
-        async with asyncio.timeout(READY_S):
-            while True:
-                try:
-                    reader, writer = await asyncio.open_unix_connection(socket_path)
-                except OSError:
-                    if not is_alive(process):
-                        raise StoreError("the store ended before it listened; see stores.log") from None
-                    await asyncio.sleep(RETRY_S)
-                    continue
-                line = await reader.readline()
-                writer.close()
-                if line:
-                    hello = json.loads(line)
-                    return StoreAddress(host=hello["host"], port=hello["port"])
-    except TimeoutError:
-        raise StoreError(f"the store did not listen within {READY_S:g} s") from None

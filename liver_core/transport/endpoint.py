@@ -25,9 +25,12 @@ from liver_core.worlds.groups import STORE_ANSWER_S, connect_store, gloo_options
 _STORE_S = 20.0
 
 
-def make_endpoint(name: str, host: str, store: StoreAddress, relay: str = "") -> Transport:
+def make_endpoint(
+    name: str, host: str, store: StoreAddress, relay: str = "", *, host_memory_only: bool | None = None
+) -> Transport:
     """A new endpoint. `name` is unique in the handoff, `host` the private address, `store` the target generation's,
-    `relay` the local name of this machine's relay for the handoff, if there is one.
+    `relay` the local name of this machine's relay for the handoff, if there is one. `host_memory_only`: whether state
+    lies in host memory alone, so that NIXL looks for no GPU and no RDMA; None: unless this process has a GPU.
 
     Raises ConnectionError when the store does not answer, ValueError when no network device has the address.
     """
@@ -36,7 +39,7 @@ def make_endpoint(name: str, host: str, store: StoreAddress, relay: str = "") ->
         far = MixedTransport(name, near=RelayTransport(name, LocalRelay(relay)), far=far)
     if importlib.util.find_spec("nixl") is None:
         return far
-    return MixedTransport(name, near=_near(name, host), far=far)
+    return MixedTransport(name, near=_near(name, host, host_memory_only), far=far)
 
 
 def make_far(name: str, host: str, store: StoreAddress) -> TorchDistributedTransport:
@@ -58,12 +61,13 @@ def warm_up(host: str) -> None:
     endpoint.close()
 
 
-def _near(name: str, host: str) -> Transport:
+def _near(name: str, host: str, host_memory_only: bool | None = None) -> Transport:
     """NIXL bound to `host`. With a GPU the choice of wires is left to UCX, since state then lies in its memory."""
     from liver_core.transport.nixl import NixlTransport
     from liver_core.transport.ucx import interface_of
 
-    return NixlTransport(name, interface=interface_of(host), host_memory_only=not torch.cuda.is_available())
+    only_host = not torch.cuda.is_available() if host_memory_only is None else host_memory_only
+    return NixlTransport(name, interface=interface_of(host), host_memory_only=only_host)
 
 
 class _PairOn:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from liver_core.device.region import AnyRegion
 from liver_core.device.threads import background
-from liver_core.transport.protocol import Call, Read, ReadReport, Transport, TransportError, TransportTimeout
+from liver_core.transport.protocol import Call, Read, ReadReport, Transport, TransportError, TransportTimeout, Wire
 from liver_core.transport.regions import Address, Regions, check_reads
 
 RECONNECT_S = 5.0
@@ -30,6 +30,8 @@ class MixedTransport:
         self._far = far
         self._regions = Regions()
         self._peers: dict[int, tuple[Address, Transport]] = {}
+        self._refusals: dict[int, str] = {}
+        """Why a peer is not read over the near half."""
         self._lost = ""
         """Why nothing can be read over the near half; empty while it can."""
         self._serves_near = True
@@ -45,6 +47,10 @@ class MixedTransport:
 
     def guards(self, peer: int) -> bool:
         return self._peers[peer][1].guards(peer)
+
+    def wire(self, peer: int) -> Wire:
+        wire, refusal = self._peers[peer][1].wire(peer), self._refusals.get(peer)
+        return wire if refusal is None else Wire(wire.kind, (refusal, *wire.refused))
 
     def register(
         self,
@@ -104,6 +110,7 @@ class MixedTransport:
                 raise TransportError(Call.CONNECT, self._lost, peer=peer)
             self._near.connect(peer, near, deadline)
             self._peers[peer] = (decoded, self._near)
+            self._refusals.pop(peer, None)
         except TransportTimeout:
             raise
         except TransportError as refusal:
@@ -156,6 +163,7 @@ class MixedTransport:
             text = f"neither near ({refusal.text}) nor far ({error.text})"
             raise type(error)(Call.CONNECT, text, peer=peer) from error
         self._peers[peer] = (decoded, self._far)
+        self._refusals[peer] = refusal.text
         if not self._far.one_sided and refusal.text not in self._told:
             self._told.add(refusal.text)
             _log.warning("rank %d is not read one-sidedly, reads take turns with training: %s", peer, refusal.text)

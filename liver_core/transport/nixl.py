@@ -26,7 +26,7 @@ from liver_core.device.region import AnyRegion
 from liver_core.transport.landing_slots import BATCH_BYTES_MAX as STAGED_BYTES_MAX
 from liver_core.transport.landing_slots import LandingSlots
 from liver_core.transport.places import device_of, memory_of, must_stage, piece_addresses, spans
-from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout
+from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout, Wire
 from liver_core.transport.regions import Address, Regions, Table, addresses, batches, check_reads
 from liver_core.transport.ucx import (
     TOKEN_BYTES,
@@ -150,6 +150,9 @@ class NixlTransport:
 
     def guards(self, peer: int) -> bool:
         return False
+
+    def wire(self, peer: int) -> Wire:
+        return Wire("nixl")
 
     def register(
         self,

@@ -69,6 +69,14 @@ class ReadReport:
     guarded: Mapping[int, GuardedRead] = field(default_factory=dict[int, "GuardedRead"])
 
 
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """How a peer is read: "nixl", "relay" or "gloo". `refused`: why no better way is taken, the best one first."""
+
+    kind: str
+    refused: tuple[str, ...] = ()
+
+
 class Call(StrEnum):
     """Where a transport was when it failed."""
 
@@ -136,6 +144,10 @@ class Transport(Protocol):
 
     def guards(self, peer: int) -> bool:
         """Whether the guards of reads from this peer, which is connected, are looked at where its bytes are read."""
+        ...
+
+    def wire(self, peer: int) -> Wire:
+        """How this peer, which is connected, is read."""
         ...
 
     def register(

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from service.cli import changing, replays
+from service.cli import changing, replays, wires
 from service.cli.client import (
     DEFAULT_URL,
     LISTED,
@@ -192,6 +192,7 @@ for _verb in (
     changing.decisions, changing.plan, changing.metrics,
 ):  # fmt: skip
     app.command(epilog=changing.EXAMPLES[_verb.__name__])(_verb)
+app.command(epilog=wires.EXAMPLE)(wires.wires)
 
 
 @app.command(epilog="Example: liver jobs checkpoint gpt-small-1a2b3c4d")

@@ -16,8 +16,12 @@ from service.notices import tables as notices
 from service.peer_keys import tables as peer_keys
 from service.sessions import tables as sessions
 from service.tokens import tables as tokens
+from service.wires import tables as wires
 
-NOUNS = (audit, capacity, clouds, handoffs, jobs, leases, ledger, metrics, nodes, notices, peer_keys, sessions, tokens)
+NOUNS = (
+    *(audit, capacity, clouds, handoffs, jobs, leases, ledger, metrics, nodes, notices, peer_keys, sessions, tokens),
+    wires,
+)
 
 
 def metadata() -> MetaData:

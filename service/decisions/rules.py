@@ -88,7 +88,7 @@ def made_from(inputs: PlanInputs) -> dict[str, Any]:
         ],
         "remaining": asdict(inputs.remaining) if inputs.remaining else None,
         "pools": [asdict(market) for market in inputs.markets[:KINDS_MAX]],
-        "change": asdict(expected_change(job, inputs.changes)) if inputs.markets else None,
+        "change": asdict(expected_change(job, inputs.changes, inputs.copy_s)) if inputs.markets else None,
     }
 
 

@@ -48,10 +48,11 @@ from service.notices.queries import as_fact, open_notices
 from service.notices.rules import takes_node
 from service.notices.tables import NoticeRow
 from service.paging import Pages
-from service.planner.change_cost import OWN_MOST, own_changes
+from service.planner.change_cost import OWN_MOST, own_changes, state_bytes
 from service.planner.decision import decide
 from service.planner.goals import overspent
 from service.planner.inputs import LayoutUse, OtherNodes, PlanInputs, PlanNode, World
+from service.wires.queries import move_over, wires_between
 
 LIST_MAX = 1_000
 HISTORY_MAX = 64
@@ -244,8 +245,14 @@ def _usable_of(
         history=_history(session, job.job_id),
         markets=markets,
         changes=own_changes(handoffs.lost_seconds(session, job.job_id, most=OWN_MOST)) if markets else None,
+        copy_s=_copy_s(session, job, spec, world) if markets else None,
     )
     return _Usable(nodes, noticed, barred, going, inputs, _restarting(inputs, nodes, barred))
+
+
+def _copy_s(session: Session, job: JobRow, spec: JobFile, world: World | None) -> float | None:
+    nodes = () if world is None else world.node_ids()
+    return move_over(wires_between(session, job.job_id, nodes), state_bytes(spec), len(nodes)).copy_s
 
 
 def _view(

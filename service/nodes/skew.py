@@ -78,6 +78,7 @@ def in_service_time(report: SyncReport, ahead: timedelta) -> SyncReport:
             "notices": tuple(moved(fact, -ahead) for fact in report.notices),
             "steps": tuple(_shift(step, -ahead, ("finished_utc",)) for step in report.steps),
             "checkpoints": tuple(_shift(fact, -ahead, ("finished_utc",)) for fact in report.checkpoints),
+            "wires": tuple(_shift(fact, -ahead, ("measured_utc",)) for fact in report.wires),
             "metrics": tuple(_shift(row, -ahead, ("at_utc",)) for row in report.metrics),
             "handoffs": tuple(
                 _shift(mirror, -ahead, ("opened_utc", "deadline_utc", "changed_utc")) for mirror in report.handoffs

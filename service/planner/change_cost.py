@@ -117,9 +117,12 @@ class ChangeExpected:
     is_extrapolated: bool = False
 
 
-def expected_change(job: JobFile, own: OwnChanges | None) -> ChangeExpected:
-    """By the job's own handoffs where there are some, else by the benchmarks and the size of its state."""
+def expected_change(job: JobFile, own: OwnChanges | None, copy_s: float | None = None) -> ChangeExpected:
+    """By the job's own handoffs where there are some, else by the benchmarks and the size of its state. `copy_s`: how
+    long it stands while all of its state is copied over its wires, None where state streams over them."""
     if own is not None:
         return ChangeExpected(own.lost_s, "its own handoffs", own.handoffs)
     cost, size = shipped_cost(), state_bytes(job)
+    if copy_s is not None:
+        return ChangeExpected(cost.base_s + copy_s, "its wires, as measured: no state streams over all of them")
     return ChangeExpected(cost.lost_s(size), cost.source, is_extrapolated=cost.is_extrapolated(size))

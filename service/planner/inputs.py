@@ -101,9 +101,10 @@ class LayoutUse:
 class PlanInputs:
     """Everything a decision depends on. `step_seconds`: measured step time by layout, `step_errors`: by what share of
     itself it may be off. `history`: oldest first. `remaining`: None where the job has neither deadline nor budget.
-    `markets`: of the pools of its nodes and those it names, and `changes`, what its handoffs cost it, where it weighs
-    prices. `served_s`: how long it has been on what it runs on, 0 or inf: whether its policy's patience is over.
-    `others` is for the reason only and not part of the digest."""
+    `markets`: of the pools of its nodes and those it names. Where it weighs prices, `changes`: what its handoffs cost
+    it, and `copy_s`: how long it stands while its state is copied, None where it streams. `served_s`: how long it has
+    been on what it runs on, 0 or inf: whether its policy's patience is over. `others`: for the reason, not in the
+    digest."""
 
     job: JobFile
     nodes: tuple[PlanNode, ...]
@@ -115,6 +116,7 @@ class PlanInputs:
     remaining: Remaining | None = None
     markets: tuple[PoolMarket, ...] = ()
     changes: OwnChanges | None = None
+    copy_s: float | None = None
     served_s: float = inf
 
     def digest(self) -> str:
@@ -135,6 +137,8 @@ class PlanInputs:
             content["markets"] = [asdict(market) for market in self.markets]
         if self.changes is not None:
             content["changes"] = asdict(self.changes)
+        if self.copy_s is not None:
+            content["copy_s"] = float(f"{self.copy_s:.1g}")  # No two measurements are alike.
         if self.served_s < inf:
             content["served_s"] = self.served_s
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]

@@ -44,7 +44,7 @@ TOGETHER_S = 0.08
 as much processor time as seven reports (docs/benchmarks.md)."""
 FACTS_MAX = 256
 LOG_CHARS_MAX = 64 * 1024
-_MORE = ("notices", "handoffs", "declined", "checkpoints", "stores", "finished", "answering", "peer_keys")
+_MORE = ("notices", "handoffs", "declined", "checkpoints", "stores", "finished", "answering", "wires", "peer_keys")
 # A job that is locked by somebody else, whose world is another one by now, or that has ended, is named: what is said of
 # it has to be looked at again. `is_busy`: only the lock is in the way.
 _PROGRESS = text(

@@ -155,6 +155,8 @@ def key_of(part: str, item: Any) -> str:
             return f"{item.job_id}/{item.generation}/{item.rank}"
         case "checkpoints":
             return f"{item.job_id}/{item.path}"
+        case "wires":
+            return f"{item.job_id}/{item.source}/{item.target}"
         case "answering":
             return f"{item.job_id}/{item.node_id}"
     return f"{item.job_id}/{item.generation}"

@@ -5,17 +5,21 @@ for each (agent_incarnation, report_seq). Every fact also has its own key, so a 
 """
 
 from datetime import datetime, timedelta
+from itertools import groupby
+from operator import attrgetter
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from agent.protocol.sync import REFUSALS_MAX, NoticeFact, SyncReport
+from agent.protocol.wires import WireFact
 from service.capacity.operations import MachineClaim, judge_claim, release_machine, store_claim
 from service.capacity.tables import InstanceRow
 from service.clouds.operations import forget_oldest_heard, hear_from_agent
 from service.db.wake import job_topic, notify
 from service.handoffs.operations import decline_handoff, name_cause
 from service.jobs.causes import FailedPart, at_store, cause_of_rank
+from service.jobs.grants import granted_nodes
 from service.jobs.membership import refresh_members
 from service.jobs.operations import touch
 from service.jobs.tables import (
@@ -53,11 +57,12 @@ from service.notices.rules import (
 from service.peer_keys.operations import note_keeps
 from service.sync.accounts import account, spent_now
 from service.sync.facts import store_facts
-from service.sync.intake import Intake
+from service.sync.intake import Intake, key_of
 from service.sync.reach import within_reach
 from service.sync.reading import Reading
 from service.sync.sifting import keep_granted, note_oversteps, sift, take_mirrors
 from service.tokens.operations import Caller, check_still_valid
+from service.wires.operations import store_wires
 
 _TOO_MANY = "at most {} notices of a node count at a time, and others press more"
 
@@ -109,6 +114,7 @@ def apply_report(
     _store_notices(intake, lease, notices)
     facts = sift(intake)
     _store_stores(intake)
+    _store_wires(intake)
     note_keeps(session, node.node_id, intake.report.peer_keys)
     store_facts(intake, facts)
     session.flush()
@@ -294,6 +300,24 @@ def _note_errors(intake: Intake, news: set[tuple[str, int, str]]) -> None:
             # While a world ends, its attempts ended of the same, also where who knows of it was away until now.
             ends_since = job.error_at if rank.generation == job.active_generation else None
             name_cause(intake.session, job.job_id, cause, since=ends_since or intake.now)
+
+
+def _store_wires(intake: Intake) -> None:
+    """What the node itself has read, of nodes that have a part in the job as well."""
+    said, own = intake.report.wires, intake.node.node_id
+    sources = {
+        job_id: granted_nodes(intake.session, job_id, (fact.source for fact in facts), now=intake.now)
+        for job_id, facts in groupby(sorted(said, key=attrgetter("job_id")), key=attrgetter("job_id"))
+    }
+    kept: list[WireFact] = []
+    for fact in said:
+        if fact.target != own:
+            intake.overstep("wires", fact.job_id, key_of("wires", fact), f"agent of {own} reports what it reads itself")
+        elif fact.source not in sources[fact.job_id]:
+            intake.refuse("wires", key_of("wires", fact), f"node {fact.source} has no part in this job")
+        else:
+            kept.append(fact)
+    store_wires(intake.session, kept, now=intake.now)
 
 
 def _wake(intake: Intake, *, all_jobs: bool) -> None:

@@ -31,6 +31,7 @@ _NAMED_BY = {
     "finished": ("job_id", "generation"),
     "answering": ("job_id", "node_id"),
     "metrics": ("job_id", "generation", "step"),
+    "wires": ("job_id", "source", "target"),
     "peer_keys": ("job_id",),
 }
 _OF_NODE = ("notice_source", "provider_id", "zone")

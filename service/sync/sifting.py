@@ -41,6 +41,7 @@ _OF_JOBS = (
     "finished",
     "answering",
     "metrics",
+    "wires",
     "peer_keys",
 )
 _log = logging.getLogger(__name__)

@@ -24,6 +24,7 @@ from agent.supervisor.process import ProcessIdentity, read_start_time
 from deploy.local.metadata_server import ImdsServer
 from tests.agent.stub_service import JOB_ID, TOKEN, StubService
 from tests.agent.waiting import fake_job, quick_directory
+from tests.cluster.net_islands import Islands, address_of
 
 FAKE_RANKS = ("tests.agent.fake_rank,tests.agent.fake_store", "tests.agent.fake_rank:run", "tests.agent.fake_store:run")
 REAL_RANKS = (DEFAULT_PRELOAD, DEFAULT_RANK_ENTRY, DEFAULT_STORE_ENTRY)
@@ -35,11 +36,20 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How agents are started: a command that starts them, options and environment of their own."""
+    """How agents are started: a command that starts them, options and environment of their own. `islands`: each as a
+    machine of its own, with a network and pids that no other shares; then no cloud tells of notices."""
 
     through: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
+    islands: Islands | None = None
+
+    def machine_of(self, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What comes before the agent's command for this node, and the options of its machine."""
+        if self.islands is None:
+            return self.through, ("--provider", "aws")
+        pids = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+        return (*self.islands.inside(name), *pids, *self.through), ("--host", address_of(name, self.islands.names))
 
 
 class Cluster:
@@ -61,12 +71,12 @@ class Cluster:
         if name not in self.metadata:
             self.metadata[name] = ImdsServer().start()
         preload, rank_entry, store_entry = self.ranks
+        before, machine = self.start.machine_of(name)
         command = [
-            *self.start.through,
+            *before,
             *(sys.executable, "-m", "agent.main", "--service-url", self.service.url, "--node-id", name),
             *("--token-file", str(self.directory / "token"), "--run-dir", str(self.directory / name)),
-            *("--provider", "aws", "--preload", preload, "--rank-entry", rank_entry),
-            *self.start.options,
+            *("--preload", preload, "--rank-entry", rank_entry, *machine, *self.start.options),
         ]
         environment = {
             **os.environ,
@@ -147,10 +157,11 @@ class Cluster:
     def close(self) -> None:
         """End agents, then what they leave behind."""
         for agent in self.agents.values():
-            agent.send_signal(signal.SIGTERM)
+            agent.send_signal(signal.SIGTERM if self.start.islands is None else signal.SIGKILL)
         for agent in self.agents.values():
             agent.wait(timeout=30)
-        asyncio.run(self._stop_ranks())
+        if self.start.islands is None:  # Else their pids are gone, and all that had one.
+            asyncio.run(self._stop_ranks())
         for server in self.metadata.values():
             server.stop()
         self.service.stop()
@@ -197,7 +208,9 @@ def cluster(
 ) -> Iterator[Cluster]:
     """A job on these nodes, by default one of fake ranks; `spares` run agents but hold no rank yet."""
     directory = quick_directory()
-    service = StubService(job or fake_job(directory, faults=faults, steps=steps), names).start()
+    service = StubService(job or fake_job(directory, faults=faults, steps=steps), names)
+    service.islands = start.islands
+    service.start()
     service.told |= set(spares)
     this = Cluster(directory, service, ranks, start)
     try:

@@ -31,9 +31,11 @@ from agent.protocol.sync import (
     SyncReport,
 )
 from agent.protocol.values import HandoffCause, HandoffState, Placement
+from agent.protocol.wires import WireFact
 from liver_core.handoff import Reason, StoreAddress
 from liver_core.handoff.generations import next_start
 from liver_core.layout import Member, ParallelLayout, Roster
+from tests.cluster.net_islands import HUB, Islands, address_of
 
 JOB_ID = "fake-job"
 TOKEN, NODE_TOKEN = "join-secret", "node-secret"
@@ -65,6 +67,7 @@ class StubService:
         self.disowns = False  # the job is named to nobody any more
         self.failed: list[RankStatus] = []
         self.steps: dict[tuple[int, int], float | None] = {}
+        self.wires: list[WireFact] = []
         self.logs: dict[tuple[int, int], str] = {}
         self.finished: list[int] = []
         self.causes: list[Reason] = []  # why a job failed by its own fault
@@ -79,6 +82,7 @@ class StubService:
         self._server: ThreadingHTTPServer | None = None
         self._port = 0
         self.away = False
+        self.islands: Islands | None = None  # then it listens at their hub
 
     def start(self) -> "StubService":
         service = self
@@ -87,7 +91,7 @@ class StubService:
         class Bound(_Handler):
             stub = service
 
-        self._server = _QuietServer(("127.0.0.1", self._port), Bound)
+        self._server = self._listen(Bound)
         self._server.daemon_threads = True
         self._port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
@@ -101,8 +105,18 @@ class StubService:
             self._server = None
 
     @property
+    def host(self) -> str:
+        return "127.0.0.1" if self.islands is None else address_of(HUB, self.islands.names)
+
+    @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{self.host}:{self._port}"
+
+    def _listen(self, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+        if self.islands is None:
+            return _QuietServer((self.host, self._port), handler)
+        with self.islands.thread_in(HUB) as there:
+            return there.submit(_QuietServer, (self.host, self._port), handler).result()
 
     def handoffs(self, state: HandoffState) -> list[HandoffMirror]:
         with self.lock:
@@ -148,6 +162,7 @@ class StubService:
             self.finished += [item.step for item in report.finished]
             self.causes += [item.failed for item in report.finished if item.failed is not None]
             self.checkpoints += report.checkpoints
+            self.wires += report.wires
             for row in report.steps:
                 self.steps[(row.generation, row.step)] = row.loss or self.steps.get((row.generation, row.step))
             for kept in report.peer_keys:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 from pyroute2 import NetNS, netns
@@ -68,6 +69,10 @@ class Islands:
     def inside(self, name: str) -> tuple[str, ...]:
         """Before a command line: run it in an island."""
         return ("ip", "netns", "exec", f"{self.prefix}{name}")
+
+    def thread_in(self, name: str) -> ThreadPoolExecutor:
+        """One thread that is in an island: what it opens is there, whoever uses it then."""
+        return ThreadPoolExecutor(1, initializer=enter, initargs=(self.prefix, name))
 
     def cut(self, name: str) -> None:
         """From now on nothing gets from or to this island, or the hub; nobody is told. The islands keep each other."""

@@ -19,7 +19,7 @@ def candidates_of(inputs: PlanInputs, groups: Sequence[Sequence[PlanNode]], know
     """The best layout for each number of nodes of a group, and the present one. A group can be in one world. What the
     first one has counts also for the others; they add the numbers that it does not reach."""
     tokens = inputs.job.global_batch * inputs.job.model.seq_length
-    change_s = expected_change(inputs.job, inputs.changes).lost_s if inputs.markets else 0.0
+    change_s = expected_change(inputs.job, inputs.changes, inputs.copy_s).lost_s if inputs.markets else 0.0
     found: dict[int, Candidate] = {}
     for group in groups:
         nodes = (*group, *_bought(inputs, group))

@@ -273,6 +273,9 @@ def test_the_ladder_gets_guesses_until_handoffs_have_measured(order: JobOrder) -
     assert ladder_inputs(*where, pulse=pulse, learned=learned) == replace(
         guessed, bandwidth_bytes_per_s=1e9, prepare_s=7.0, endpoints_s=0.0, follow_s=0.0, margin_s=3.0
     )
+    by_wire = ladder_inputs(*where, pulse=pulse, learned=Learned(), wire_bytes_per_s=100e6)
+    assert by_wire.bandwidth_bytes_per_s == 3 * 100e6, "four nodes to three: three pairs"
+    assert ladder_inputs(*where, pulse=pulse, learned=learned, wire_bytes_per_s=1.0).bandwidth_bytes_per_s == 1e9
     late = ladder_inputs(*where, pulse=Pulse(80, 2.0, 0.5, 90), learned=Learned())
     assert (late.seconds_to_boundary, late.checkpoint_age_steps) == (0.0, 0)
     even = ladder_inputs(*where, pulse=replace(pulse, deviation_s=0.25), learned=Learned())
@@ -430,9 +433,9 @@ def test_the_next_world_of_a_rescue_gets_several_times_what_it_is_expected_to_ta
     found = plan(order, "b")
     assert isinstance(found, Plan)
     where = (order, ACTIVE, found, frozenset({"b"}), 25.0)
-    settings = {"pulse": Pulse(100, 0.1, 0.5, 90)}
+    pulse = Pulse(100, 0.1, 0.5, 90)
     limits = [
-        cutover_deadlines(ladder_inputs(*where, learned=learned, **settings)).build_s
+        cutover_deadlines(ladder_inputs(*where, learned=learned, pulse=pulse)).build_s
         for learned in (Learned(), Learned(prepare_s=20.0, bandwidth_bytes_per_s=1e12), Learned(prepare_s=100.0))
     ]
     assert limits == [60.0, pytest.approx(120.0, abs=0.1), 180.0]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from liver_core.transport.mixed import MixedTransport
-from liver_core.transport.protocol import Call, Read, TransportError, TransportTimeout
+from liver_core.transport.protocol import Call, Read, TransportError, TransportTimeout, Wire
 from tests.liver_core.transport.in_memory import Fault, FaultKind, InMemoryTransport, MemoryNetwork
 from tests.liver_core.transport.ranks import Run
 from tests.liver_core.transport.test_contract import soon
@@ -32,6 +32,7 @@ def test_each_peer_is_read_over_the_first_transport_that_reaches_it():
     report = reader.read(both(), soon())
     assert [(each.peer, each.bytes) for each in report.peers] == [(0, 40), (1, 80)]
     assert not reader.one_sided
+    assert (reader.wire(0), reader.wire(1)) == (Wire("memory"), Wire("memory", ("too far",)))
     far.inject("one", Fault(FaultKind.DIE))
     assert reader.read(both()[:1], soon()).bytes == 40
     near.inject("zero", Fault(FaultKind.DIE))

@@ -45,6 +45,9 @@ def test_what_a_change_is_taken_to_cost_says_by_what():
     assert not line.is_extrapolated
     tiny = {"num_layers": 1, "hidden_size": 64, "num_attention_heads": 4, "padded_vocab_size": 64, "seq_length": 64}
     assert expected_change(job(model=tiny), None).is_extrapolated, "no state of less than 16 MB was measured"
+    copied = expected_change(file, None, copy_s=100.0)
+    assert 100.0 < copied.lost_s < 110.0 and "wires" in copied.source
+    assert expected_change(file, own_changes([3.0, 3.0, 3.0]), copy_s=100.0).lost_s == 3.0
     own = expected_change(file, own_changes([3.0, 3.0, 3.0]))
     assert (own.lost_s, own.source, own.handoffs, own.is_extrapolated) == (3.0, "its own handoffs", 3, False)
 

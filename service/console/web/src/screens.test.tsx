@@ -88,6 +88,17 @@ test('incidents are listed with outcome, pause and dollars', async () => {
   for (const part of ['moved', '312 ms', '$0.021', '84.2 GB']) expect(row.textContent).toContain(part)
 })
 
+test('the handoffs of a job stand above the wires that they go over, each with what stands in its way', async () => {
+  serve()
+  open('/jobs/gpt-7b/handoffs')
+  const wires = await panel('Wires between its nodes')
+  const row = (name: string) => wires.getByText(name, { selector: '.chip' }).closest('tr')!.textContent!
+  await wires.findByText(/84.0 GB of its state move in 25.5 s, in the pause/, {}, LONG)
+  expect(row('relay')).toMatch(/1.10 GB\/s.*0.21 ms.*another machine/)
+  expect(row('gloo')).toMatch(/400.0 MB\/s.*no relay listens on this machine/)
+  expect(row('none')).toMatch(/a-1 did not answer within 40 s/)
+})
+
 test('a handoff page has its waterfall', async () => {
   serve()
   open(`/handoffs/${done.handoff_id}`)

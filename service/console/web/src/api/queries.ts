@@ -76,6 +76,7 @@ export const ask = {
   checkpoints: (job_id: string) => list('/api/v1/jobs/{job_id}/checkpoints', { job_id }, { limit: 50 }),
   generations: (job_id: string) => list('/api/v1/jobs/{job_id}/generations', { job_id }, { limit: 50 }),
   decisions: (job_id: string) => list('/api/v1/jobs/{job_id}/decisions', { job_id }, { limit: 50 }),
+  wires: (job_id: string) => one('/api/v1/jobs/{job_id}/wires', { job_id }, {}, 30),
   metrics: (job_id: string, query: Filter<'/api/v1/jobs/{job_id}/metrics'>) =>
     ranged('/api/v1/jobs/{job_id}/metrics', { job_id }, query, 10, 6),
   incidents: (filter: Filter<'/api/v1/incidents'>) => list('/api/v1/incidents', {}, { limit: 50, ...filter }, 15),

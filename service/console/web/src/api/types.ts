@@ -48,3 +48,5 @@ export interface EventData {
   audit: S['AuditEvent']
 }
 export type JobBrief = S['JobBrief']
+export type WireOut = S['WireOut']
+export type WiresOut = S['WiresOut']

@@ -145,6 +145,15 @@ const tokens: readonly T.TokenOut[] = [
   { token_id: '8d1f00aa11', name: 'ines', role: 'operator', created_at: at(0), created_by: 'admin', expires_at: at(9e6), revoked_at: null, node_id: null, uses_left: null },
   { token_id: '8d1f00aa12', name: 'nodes of pool a', role: 'join', created_at: at(0), created_by: 'admin', expires_at: null, revoked_at: null, node_id: null, uses_left: 12 },
 ]
+const far = { wire: 'relay', live: true, bytes_per_s: 1.1e9, latency_s: 2.1e-4, refused: ['is on another machine or in another container, and reads over TCP are not allowed'], failed: '', measured_at: at(900) } as const
+const wires: T.WiresOut = {
+  nodes: nodeIds.slice(0, 3), state_bytes: 84e9, move_s: 25.5, live: false,
+  wires: [
+    { source: 'a-2', target: 'a-1', ...far, refused: [...far.refused] },
+    { source: 'b-1', target: 'a-2', ...far, wire: 'gloo', live: false, bytes_per_s: 4e8, refused: [...far.refused, 'no relay listens on this machine: Connection refused'] },
+    { source: 'a-1', target: 'b-1', ...far, wire: null, live: false, bytes_per_s: 0, latency_s: 0, refused: [], failed: 'a-1 did not answer within 40 s' },
+  ],
+}
 const metrics: readonly T.MetricsOut[] = Array.from({ length: 200 }, (_, index) => ({ at: at(index * 200), generation: 1, step: index * 10, values: { loss: 10 * Math.exp(-index / 40) + 2.4, learning_rate: 3e-4 * Math.min(1, index / 20), grad_norm: 1 + 0.4 * Math.sin(index) } }))
 
 type Points = readonly (readonly [number, number, number, number, number])[]
@@ -180,6 +189,7 @@ export function answer(path: string, query: URLSearchParams): unknown {
     case 'jobs/x/logs': return logs.filter(each => each.log_id > Number(query.get('after') ?? 0) && (query.get('rank') === null || String(each.rank) === query.get('rank')))
     case 'jobs/x/metrics': return metrics
     case 'jobs/x/checkpoints': return job.checkpoints
+    case 'jobs/x/wires': return wires
     case 'jobs/x/decisions': return [decision]
     case 'jobs/x/plan': return { job_id: id, verdict: 'move', verdict_reason: '', action: null, layout: 'TP2xPP1xDP3', nodes: nodeIds.slice(0, 3), reason: 'three nodes stay', alternatives: decision.alternatives, inputs_digest: 'sha256:1' }
     case 'ledger': return ledger

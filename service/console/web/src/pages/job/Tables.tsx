@@ -8,9 +8,10 @@ import { ListPanel } from '../../parts/ListPanel'
 import { Moment } from '../../parts/Moment'
 import { HandoffList } from '../handoff/HandoffList'
 import { Alternatives, Wanted } from './Alternatives'
+import { Wires } from './Wires'
 
 export default function Tables({ jobId, of }: { jobId: string; of: 'handoffs' | 'checkpoints' | 'decisions' }) {
-  if (of === 'handoffs') return <HandoffList jobId={jobId} />
+  if (of === 'handoffs') return <div className="stack"><HandoffList jobId={jobId} /><Wires jobId={jobId} /></div>
   return of === 'checkpoints' ? <Checkpoints jobId={jobId} /> : <Decisions jobId={jobId} />
 }
 

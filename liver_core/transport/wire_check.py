@@ -1,0 +1,64 @@
+"""What a wire between two machines does, measured before a handoff needs it: how a peer is read, how fast, how soon.
+
+Both ends are endpoints as a rank makes them, in processes of their own: no rank takes part.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+
+from liver_core.reshard.plan import CopyRuns
+from liver_core.transport.protocol import Read, Transport, Wire
+
+REGION_BYTES = 32 << 20
+LATENCY_READS = 16
+LATENCY_BYTES = 64
+READ_S = 1.0
+"""Bytes are read for so long, the first of them not counted: a connection begins slowly."""
+_REGION = "state"
+_PEER = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WireSpeed:
+    """`bytes_per_s`: of one reader that reads one source, 0 where nothing was left to be read after the first bytes.
+    `latency_s`: of a read of 64 bytes, the median of 16."""
+
+    wire: Wire
+    bytes_per_s: float
+    latency_s: float
+
+
+def offer(endpoint: Transport) -> bytes:
+    """Let others read 32 MiB of this endpoint; its address."""
+    endpoint.register(sources={_REGION: torch.zeros(REGION_BYTES, dtype=torch.uint8)})
+    address = endpoint.address()
+    endpoint.start_progress()
+    return address
+
+
+def measure(endpoint: Transport, address: bytes, deadline: float, *, bytes_max: int) -> WireSpeed:
+    """Read the peer at `address` for a second, at most `bytes_max`. `deadline`: time.monotonic().
+
+    Raises TransportError.
+    """
+    endpoint.register(targets={_REGION: torch.zeros(REGION_BYTES, dtype=torch.uint8)})
+    endpoint.start_progress()
+    endpoint.connect(_PEER, address, deadline)
+    endpoint.calm()
+    small, whole = _read(LATENCY_BYTES), _read(min(REGION_BYTES, max(LATENCY_BYTES, bytes_max // 4)))
+    latencies = [endpoint.read([small], deadline).seconds for _ in range(LATENCY_READS)]
+    endpoint.read([whole], deadline)
+    size, moved, started = whole.runs[0].length, 0, time.monotonic()
+    while (seconds := time.monotonic() - started) < READ_S and moved + 2 * size <= bytes_max:
+        moved += endpoint.read([whole], deadline).bytes
+    seconds = time.monotonic() - started
+    return WireSpeed(endpoint.wire(_PEER), moved / seconds if moved else 0.0, statistics.median(latencies))
+
+
+def _read(size: int) -> Read:
+    return Read(_PEER, _REGION, (CopyRuns(0, 0, size),))

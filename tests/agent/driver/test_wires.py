@@ -1,0 +1,194 @@
+"""When agents measure the wires between their nodes, and what becomes of what they find."""
+
+import asyncio
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from agent.driver.node_context import Node
+from agent.driver.wires import AGAIN_S, CALM_S, EVERY_S, LIMITED_BYTES_MAX, SPREAD_S, JobWires
+from agent.link.outbox import Outbox
+from agent.protocol.peer import WireOfferedBody
+from agent.protocol.sync import JobOrder
+from agent.protocol.wires import WireFact, WireKind, WireOffer, WireSpeed
+from agent.supervisor.wire_checks import WireError
+from liver_core.handoff import StoreAddress
+from liver_core.layout import Roster
+from tests.agent.stub_service import JOB_ID, roster_of
+from tests.agent.virtual_time import run
+
+NAMES = ("a", "b", "c")
+WORLD = roster_of(1, NAMES)
+BEGUN_S = CALM_S + SPREAD_S + 1.0
+RELAY = WireSpeed(wire=WireKind.RELAY, bytes_per_s=110e6, latency_s=2e-4, refused=("b is on another machine",))
+
+
+@dataclass
+class Checks:
+    """In the place of the two processes. `fails`: nodes that can offer nothing."""
+
+    name: str
+    network: "Network"
+    read: list[tuple[str, str, int]] = field(default_factory=list)
+
+    async def offer(self, job_id: str, check_id: str, relay: str) -> WireOffer:
+        await asyncio.sleep(0.5)
+        if self.name in self.network.fails:
+            raise WireError("no process could be forked")
+        return WireOffer(store=StoreAddress(f"10.0.0.{self.name}", 7), address=f"{self.name} {relay}")
+
+    async def measure(self, job_id: str, check_id: str, relay: str, offer: WireOffer, bytes_max: int) -> WireSpeed:
+        await asyncio.sleep(2.0)
+        source, its_relay = offer.address.split()
+        assert its_relay == f"relay-of-{source}-{check_id}" and relay == f"relay-of-{self.name}-{check_id}"
+        self.read.append((source, check_id, bytes_max))
+        return self.network.speed
+
+
+class Network:
+    """Agents of one job, whose messages arrive at once. `here`: nodes that share the address of the first."""
+
+    def __init__(self, order: JobOrder, *, here: tuple[str, ...] = ()) -> None:
+        hosts = {name: "10.0.0.0" if name in ("a", *here) else f"10.0.0.{NAMES.index(name)}" for name in NAMES}
+        self.order = order.model_copy(update={"peers": {name: f"http://{host}:80" for name, host in hosts.items()}})
+        self.fails: set[str] = set()
+        self.away: set[str] = set()
+        self.arriving: set[asyncio.Future[None]] = set()
+        self.speed = RELAY
+        self.outboxes = {name: Outbox() for name in NAMES}
+        self.checks = {name: Checks(name, self) for name in NAMES}
+        self.wires = {name: self._wires(name, hosts[name]) for name in NAMES}
+
+    def _wires(self, name: str, host: str) -> JobWires:
+        relays = SimpleNamespace(name_for=lambda handoff_id, keys, gbps: f"relay-of-{name}-{handoff_id}")
+        node = SimpleNamespace(
+            node_id=name,
+            private_address=host,
+            outbox=self.outboxes[name],
+            wires=self.checks[name],
+            relays=relays,
+            now=lambda: 1.8e9,
+        )
+
+        def send(to: str, body: Any, subject: str) -> None:
+            if to not in self.away:
+                arriving = asyncio.ensure_future(self.wires[to].take(name, body))
+                self.arriving.add(arriving)
+                arriving.add_done_callback(self.arriving.discard)
+
+        return JobWires(cast(Node, node), JOB_ID, order=lambda: self.order, keys=lambda: ("key",), send=send)
+
+    async def passes(self, seconds: float, world: Roster | None = WORLD, *, calm: bool = True) -> None:
+        for _ in range(int(2 * seconds)):
+            for wires in self.wires.values():
+                wires.tick(world, is_calm=calm)
+            await asyncio.sleep(0.5)
+
+    def found(self, name: str) -> list[WireFact]:
+        return [fact for _, fact in self.outboxes[name].wires.waiting()]
+
+
+def test_each_node_measures_the_next_one_once_an_hour(order: JobOrder) -> None:
+    async def scene() -> None:
+        network = Network(order)
+        await network.passes(CALM_S - 1)
+        assert not any(network.found(name) for name in NAMES)
+        await network.passes(SPREAD_S + 10)
+        facts = [fact for name in NAMES for fact in network.found(name)]
+        assert {(fact.source, fact.target) for fact in facts} == {("b", "a"), ("c", "b"), ("a", "c")}
+        assert all(fact.speed == RELAY for fact in facts)
+        assert network.wires["a"].bytes_per_s == RELAY.bytes_per_s
+        await network.passes(EVERY_S - 60)
+        assert [len(network.checks[name].read) for name in NAMES] == [1, 1, 1]
+        await network.passes(120)
+        assert [len(network.checks[name].read) for name in NAMES] == [2, 2, 2]
+
+    run(scene())
+
+
+def test_nothing_is_measured_beside_a_handoff_and_the_wait_begins_anew_after_it(order: JobOrder) -> None:
+    async def scene() -> None:
+        network = Network(order)
+        await network.passes(60, calm=False)
+        await network.passes(CALM_S - 1)
+        await network.passes(60, None)
+        await network.passes(CALM_S - 1, roster_of(2, NAMES))
+        assert not any(network.checks[name].read for name in NAMES)
+
+    run(scene())
+
+
+def test_nodes_of_one_address_are_passed_over(order: JobOrder) -> None:
+    async def scene() -> None:
+        network = Network(order, here=("b",))
+        await network.passes(BEGUN_S + 10)
+        pairs = {(fact.source, fact.target) for name in NAMES for fact in network.found(name)}
+        assert pairs == {("c", "a"), ("c", "b"), ("a", "c")}
+        alone = Network(order, here=NAMES)
+        await alone.passes(BEGUN_S + 10)
+        assert not any(alone.found(name) for name in NAMES) and not alone.wires["a"].relay_of("h1")
+
+    run(scene())
+
+
+def test_what_cannot_be_measured_is_told_with_its_reason_and_tried_again(
+    order: JobOrder, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        network = Network(order)
+        network.fails, network.away = {"b"}, {"c"}
+        await network.passes(BEGUN_S + 60)
+        assert [fact.failed for fact in network.found("a")] == ["b offers nothing: no process could be forked"]
+        assert [fact.failed for fact in network.found("b")] == ["c did not answer within 40 s"]
+        assert network.wires["a"].bytes_per_s is None
+        network.fails = set()
+        await network.passes(AGAIN_S)
+        assert network.found("a")[-1].speed == RELAY
+
+    run(scene())
+    assert caplog.text.count("the wire from b could not be measured") == 1
+
+
+def test_a_slow_wire_is_in_the_log_once_with_its_reason(order: JobOrder, caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        network = Network(order)
+        network.speed = WireSpeed(wire=WireKind.GLOO, bytes_per_s=1e8, latency_s=1e-3, refused=("no relay listens",))
+        await network.passes(BEGUN_S + 10)
+        await network.passes(EVERY_S + 60)
+        assert [len(network.checks[name].read) for name in NAMES] == [2, 2, 2]
+
+    run(scene())
+    assert caplog.text.count("state of b is copied here in the pause, over gloo: no relay listens") == 1
+
+
+def test_a_job_with_a_limit_reads_little(order: JobOrder) -> None:
+    async def scene() -> None:
+        spec = order.spec.model_copy(update={"stream_gbps_max": 1.0})
+        network = Network(order.model_copy(update={"spec": spec}))
+        await network.passes(BEGUN_S + 10)
+        assert [size for _, _, size in network.checks["a"].read] == [LIMITED_BYTES_MAX]
+
+    run(scene())
+
+
+def test_a_node_in_a_handoff_offers_nothing_and_a_late_answer_is_nobodys(order: JobOrder) -> None:
+    async def scene() -> None:
+        network = Network(order)
+        for _ in range(2 * int(BEGUN_S + 10)):
+            network.wires["a"].tick(WORLD, is_calm=True)
+            network.wires["b"].tick(WORLD, is_calm=False)
+            await asyncio.sleep(0.5)
+        [fact] = network.found("a")
+        assert fact.failed == "b offers nothing: a handoff or a notice concerns it"
+        offer = WireOffer(store=StoreAddress("10.0.0.1", 7), address="b relay")
+        late = WireOfferedBody.model_validate({"check_id": _some_id(), "offer": offer}, strict=False)
+        await network.wires["a"].take("b", late)
+        assert not network.checks["a"].read
+
+    run(scene())
+
+
+def _some_id() -> str:
+    return "00000000-0000-4000-8000-000000000000"
