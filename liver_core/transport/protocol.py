@@ -101,6 +101,10 @@ class TransportTimeout(TransportError):
     """
 
 
+class WayLost(TransportError):
+    """This endpoint can read no peer any more, whichever it is; it goes on serving. Only `connect` raises it."""
+
+
 class Transport(Protocol):
     """One process's endpoint, made for one handoff and closed after it. Every `deadline` is `time.monotonic()` seconds.
 
