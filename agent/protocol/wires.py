@@ -14,9 +14,11 @@ REFUSED_MAX = 8
 
 
 class WireKind(StrEnum):
-    """NIXL: one-sided, inside a machine or over RDMA. Relay: one-sided, over TCP. Gloo: TCP, and only in the pause."""
+    """NIXL: one-sided, inside a machine or over RDMA, and over EFA. Relay: one-sided, over TCP. Gloo: TCP, and only in
+    the pause."""
 
     NIXL = "nixl"
+    EFA = "efa"
     RELAY = "relay"
     GLOO = "gloo"
 

@@ -48,7 +48,7 @@ def read(spec: dict[str, Any], control: socket.socket, _: LastStep) -> int:
     try:
         speed = measure(endpoint, spec["address"].encode(), deadline, bytes_max=spec["bytes_max"])
         found = {"bytes_per_s": speed.bytes_per_s, "latency_s": speed.latency_s}
-        say(control, {"wire": speed.wire.kind, "refused": speed.wire.refused, **found})
+        say(control, {"wire": speed.wire.way, "refused": speed.wire.refused, **found})
     except Exception as error:
         say(control, {"error": str(error)})
         raise

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from liver_core.device import DeviceWait, settle
 from liver_core.device.region import AnyRegion
 from liver_core.device.threads import background
-from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout, Wire
+from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout
 from liver_core.transport.regions import (
     Address,
     RegionBytes,
@@ -167,9 +167,6 @@ class TorchDistributedTransport:
 
     def guards(self, peer: int) -> bool:
         return False
-
-    def wire(self, peer: int) -> Wire:
-        return Wire("gloo")
 
     def register(
         self,

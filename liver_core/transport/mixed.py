@@ -1,56 +1,74 @@
-"""Two transports as one: each peer is read over the near one where that is possible, else over the far one.
+"""Several transports as one: each peer is read over the first of them that reaches it, found out when it is connected.
 
-Near is NIXL (same machine, RDMA), far is torch.distributed, or a pair of both a relay and that one; which one serves a
-peer is found out when it is connected.
-An endpoint whose near half cannot be set up has the far one only, and says why.
+The ways have names, and an address has one part for each way of its endpoint: endpoints need not have the same ways.
+A way that cannot be set up here is given up, with the reason in the log. The last way has to work.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from liver_core.device.region import AnyRegion
 from liver_core.device.threads import background
-from liver_core.transport.protocol import Call, Read, ReadReport, Transport, TransportError, TransportTimeout, Wire
+from liver_core.transport.protocol import (
+    Call,
+    Read,
+    ReadReport,
+    Transport,
+    TransportError,
+    TransportTimeout,
+    WayLost,
+)
 from liver_core.transport.regions import Address, Regions, check_reads
 
 RECONNECT_S = 5.0
 _log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """How a peer is read. `refused`: why no earlier way is taken, each with its name, in their order."""
+
+    way: str
+    refused: tuple[str, ...] = ()
 
 
 class MixedTransport:
-    """One endpoint of two. Both serve all sources; a peer is read over the first that could connect to it. `one_sided`
-    is False from the start where the near half could not be set up."""
+    """One endpoint of several. All serve all sources; a peer is read over the first that could connect to it."""
 
-    def __init__(self, name: str, *, near: Transport, far: Transport) -> None:
+    def __init__(self, name: str, ways: Mapping[str, Transport]) -> None:
+        """`ways`: by name, in the order in which they are tried."""
         self.name = name
-        self._near = near
-        self._far = far
+        self._ways = dict(ways)
+        self._last = list(ways)[-1]
         self._regions = Regions()
-        self._peers: dict[int, tuple[Address, Transport]] = {}
-        self._refusals: dict[int, str] = {}
-        """Why a peer is not read over the near half."""
-        self._lost = ""
-        """Why nothing can be read over the near half; empty while it can."""
-        self._serves_near = True
+        self._peers: dict[int, tuple[Address, str]] = {}
+        self._refusals: dict[int, tuple[str, ...]] = {}
+        self._lost: dict[str, str] = {}
+        """Why nothing can be read over a way."""
+        self._serving = set(ways)
         self._told: set[str] = set()
-        """Why a peer is read over the far half, as far as it is in the log."""
+        """Why peers are not read over a way, as far as it is in the log."""
         self._open = True
 
     @property
     def one_sided(self) -> bool:
         """Whether all peers connected so far are read one-sidedly, and further ones may be."""
-        can_be = not self._lost or self._far.one_sided
-        return can_be and all(via.one_sided for _, via in self._peers.values())
+        can_be = any(transport.one_sided for way, transport in self._ways.items() if way not in self._lost)
+        return can_be and all(self._ways[way].one_sided for _, way in self._peers.values())
 
     def guards(self, peer: int) -> bool:
-        return self._peers[peer][1].guards(peer)
+        return self._ways[self._peers[peer][1]].guards(peer)
 
     def wire(self, peer: int) -> Wire:
-        wire, refusal = self._peers[peer][1].wire(peer), self._refusals.get(peer)
-        return wire if refusal is None else Wire(wire.kind, (refusal, *wire.refused))
+        """How this peer, which is connected, is read."""
+        return Wire(self._peers[peer][1], self._refusals[peer])
 
     def register(
         self,
@@ -60,130 +78,144 @@ class MixedTransport:
     ) -> None:
         self._check_open(Call.REGISTER)
         fresh = self._regions.added(sources, targets)
-        if not self._lost:
-            try:
-                self._near.register(sources=sources, targets=targets)
-            except TransportError as error:
-                self._lose_near(error)
-        self._far.register(sources=sources, targets=targets)
+        for way, transport in self._ways.items():
+            if way not in self._lost:
+                self._set_up(way, partial(transport.register, sources=sources, targets=targets))
         self._regions.add(*fresh)
 
     def address(self) -> bytes:
         self._check_open(Call.REGISTER)
-        near = b""
-        if not self._lost:
-            try:
-                near = self._near.address()
-            except TransportError as error:
-                self._lose_near(error)
+        parts: dict[str, str] = {}
+        for way, transport in self._ways.items():
+            part = None if way in self._lost else self._set_up(way, transport.address)
+            if part is not None:
+                parts[way] = part.decode()
         self._regions.published = True
-        extra = {"near": near.decode(), "far": self._far.address().decode()}
-        return Address("mixed", self.name, self._regions.source_specs(), extra).encode()
+        return Address("mixed", self.name, self._regions.source_specs(), {"ways": parts}).encode()
 
     def start_progress(self) -> None:
         self._check_open(Call.SERVE)
-        if self._serves_near:
-            # A rank that only reads begins with this, and so finds out here that the near half cannot be set up.
-            try:
-                self._near.start_progress()
-            except TransportError as error:
-                self._lose_near(error)
-        self._far.start_progress()
+        for way, transport in self._ways.items():
+            # A rank that only reads begins with this, and so finds out here that a way cannot be set up.
+            if way in self._serving:
+                self._set_up(way, transport.start_progress)
 
     def calm(self) -> None:
-        if self._serves_near:
-            self._near.calm()
-        self._far.calm()
+        for way, transport in self._ways.items():
+            if way in self._serving:
+                transport.calm()
 
     def stop_progress(self) -> None:
-        self._near.stop_progress()
-        self._far.stop_progress()
+        for transport in self._ways.values():
+            transport.stop_progress()
 
     def connect(self, peer: int, address: bytes, deadline: float) -> None:
         self._check_open(Call.CONNECT)
         decoded = Address.decode(address, "mixed", peer)
         if peer in self._peers and self._peers[peer][0] != decoded:
             raise TransportError(Call.CONNECT, f"the number is taken by {self._peers[peer][0].name!r}", peer=peer)
-        near = str(decoded.extra.get("near")).encode()
-        try:
-            if self._lost:
-                raise TransportError(Call.CONNECT, self._lost, peer=peer)
-            self._near.connect(peer, near, deadline)
-            self._peers[peer] = (decoded, self._near)
-            self._refusals.pop(peer, None)
-        except TransportTimeout:
-            raise
-        except TransportError as refusal:
-            self._connect_far(peer, decoded, refusal, deadline)
+        if not isinstance(decoded.extra.get("ways"), dict):
+            raise TransportError(Call.CONNECT, "not an address: it names no ways", peer=peer)
+        self._connect(peer, decoded, deadline)
 
     def read(self, reads: Sequence[Read], deadline: float) -> ReadReport:
         self._check_open(Call.READ)
         start = time.monotonic()
-        only = {self._peers[read.peer][1] for read in reads if read.peer in self._peers}
-        if len(only) == 1 and all(read.peer in self._peers for read in reads):
-            return only.pop().read(reads, deadline)
+        ways = {self._peers[read.peer][1] for read in reads if read.peer in self._peers}
+        if len(ways) == 1 and all(read.peer in self._peers for read in reads):
+            return self._ways[ways.pop()].read(reads, deadline)
         known = {peer: address.regions for peer, (address, _) in self._peers.items()}
         check_reads(reads, known, self._regions.targets)
         if not reads:
             return ReadReport(0, 0.0, ())
-        sides = (self._near, self._far)
-        places = [[at for at, read in enumerate(reads) if self._peers[read.peer][1] is side] for side in sides]
-        reports = self._both([reads[at] for at in places[0]], [reads[at] for at in places[1]], deadline)
-        peers = tuple(sorted((each for report in reports for each in report.peers), key=lambda each: each.peer))
+        places = {way: [at for at, read in enumerate(reads) if self._peers[read.peer][1] == way] for way in ways}
+        reports = self._at_once({way: [reads[at] for at in found] for way, found in places.items()}, deadline)
+        peers = tuple(
+            sorted((each for report in reports.values() for each in report.peers), key=lambda each: each.peer)
+        )
         guarded = {
-            found[at]: outcome
-            for found, report in zip(places, reports, strict=True)
-            for at, outcome in report.guarded.items()
+            places[way][at]: outcome for way, report in reports.items() for at, outcome in report.guarded.items()
         }
         return ReadReport(sum(each.bytes for each in peers), time.monotonic() - start, peers, guarded)
 
     def close(self) -> None:
         self._open = False
-        self._near.close()
-        self._far.close()
+        for transport in self._ways.values():
+            transport.close()
         self._peers.clear()
         self._regions = Regions()
 
-    def _lose_near(self, error: TransportError) -> None:
-        """Peers that were to be read over the near half are read over the far one. They may read from here over it if
-        they were given its address before. Raises TransportError if a peer cannot be reached over the far half."""
-        deadline = time.monotonic() + RECONNECT_S
-        self._told.add(error.text)
-        for peer, (decoded, via) in self._peers.items():
-            if via is self._near:
-                self._connect_far(peer, decoded, error, deadline)
-        self._lost, self._serves_near = error.text, self._regions.published
-        _log.warning("one-sided reads are not possible here, reads take turns with training: %s", error.text)
-
-    def _connect_far(self, peer: int, decoded: Address, refusal: TransportError, deadline: float) -> None:
-        """`refusal`: why it is not read over the near half."""
+    def _set_up(self, way: str, step: Callable[[], _Result]) -> _Result | None:
+        """Do this step of a way. One that cannot be set up is given up, unless it is the last."""
         try:
-            self._far.connect(peer, str(decoded.extra.get("far")).encode(), deadline)
+            return step()
         except TransportError as error:
-            text = f"neither near ({refusal.text}) nor far ({error.text})"
-            raise type(error)(Call.CONNECT, text, peer=peer) from error
-        self._peers[peer] = (decoded, self._far)
-        self._refusals[peer] = refusal.text
-        if not self._far.one_sided and refusal.text not in self._told:
-            self._told.add(refusal.text)
-            _log.warning("rank %d is not read one-sidedly, reads take turns with training: %s", peer, refusal.text)
+            if way == self._last:
+                raise
+            self._lose(way, error)
+            return None
 
-    def _both(self, near: list[Read], far: list[Read], deadline: float) -> list[ReadReport]:
-        """Read over both at once: the reports of near and far. A failure of one is raised only when the other has ended
-        too."""
-        reports = [ReadReport(0, 0.0, ()), ReadReport(0, 0.0, ())]
+    def _lose(self, way: str, error: TransportError) -> None:
+        """Peers that were to be read over this way are read over a later one. They may read from here over it if they
+        were given its address before. Raises TransportError if a peer cannot be reached over any other."""
+        deadline = time.monotonic() + RECONNECT_S
+        self._lost[way] = error.text
+        if not self._regions.published:
+            self._serving.discard(way)
+        self._told.add(_refusal(way, error))
+        _log.warning("reads over %s are not possible here: %s", way, error.text)
+        for peer, (decoded, via) in list(self._peers.items()):
+            if via == way:
+                self._connect(peer, decoded, deadline)
+
+    def _connect(self, peer: int, decoded: Address, deadline: float) -> None:
+        refusals: list[str] = []
+        for way, transport in self._ways.items():
+            try:
+                if way in self._lost:
+                    raise TransportError(Call.CONNECT, self._lost[way], peer=peer)
+                if way not in decoded.extra["ways"]:
+                    raise TransportError(Call.CONNECT, f"{decoded.name!r} cannot be read over it", peer=peer)
+                transport.connect(peer, str(decoded.extra["ways"][way]).encode(), deadline)
+            except TransportError as error:
+                refusals.append(_refusal(way, error))
+                if way == self._last:
+                    text = f"no way reaches {decoded.name!r}: {'; '.join(refusals)}"
+                    raise type(error)(Call.CONNECT, text, peer=peer) from error
+                if isinstance(error, TransportTimeout):
+                    raise
+                if isinstance(error, WayLost):
+                    self._lose(way, error)
+                continue
+            self._peers[peer], self._refusals[peer] = (decoded, way), tuple(refusals)
+            if not transport.one_sided:
+                self._tell(peer, [refusal for refusal in refusals if refusal not in self._told])
+            return
+
+    def _tell(self, peer: int, refusals: list[str]) -> None:
+        if refusals:
+            self._told.update(refusals)
+            text = "; ".join(refusals)
+            _log.warning("rank %d is not read one-sidedly, reads take turns with training: %s", peer, text)
+
+    def _at_once(self, work: Mapping[str, Sequence[Read]], deadline: float) -> dict[str, ReadReport]:
+        """Read over several ways at the same time. A failure of one is raised only when the others have ended too."""
+        reports: dict[str, ReadReport] = {}
         failures: list[TransportError] = []
 
-        def run(at: int, side: Transport, reads: list[Read]) -> None:
+        def run(way: str) -> None:
             try:
-                reports[at] = side.read(reads, deadline)
+                reports[way] = self._ways[way].read(work[way], deadline)
             except TransportError as error:
                 failures.append(error)
 
-        beside = background(run, args=(1, self._far, far), name="transport-far")
-        beside.start()
-        run(0, self._near, near)
-        beside.join()
+        first, *others = (way for way in self._ways if way in work)
+        threads = [background(run, args=(way,), name=f"transport-{way}") for way in others]
+        for thread in threads:
+            thread.start()
+        run(first)
+        for thread in threads:
+            thread.join()
         if failures:
             raise failures[0]
         return reports
@@ -191,3 +223,7 @@ class MixedTransport:
     def _check_open(self, phase: Call) -> None:
         if not self._open:
             raise TransportError(phase, f"{self.name!r} is closed")
+
+
+def _refusal(way: str, error: TransportError) -> str:
+    return f"{way}: {error.text}"

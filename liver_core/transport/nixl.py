@@ -1,4 +1,4 @@
-"""One-sided reads by NIXL over UCX: cross-memory attach inside a node, RDMA between nodes, TCP only when asked for.
+"""One-sided reads by NIXL, over UCX (one machine, RDMA) or libfabric (EFA), as its profile says.
 
 Make the endpoint after fork and never before: UCX does not survive one. Only the progress thread here polls, and only
 between `start_progress` and `stop_progress`; NIXL's own progress thread would spin on a whole core.
@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,32 +26,18 @@ from liver_core.device.rank_device import own_device
 from liver_core.device.region import AnyRegion
 from liver_core.transport.landing_slots import BATCH_BYTES_MAX as STAGED_BYTES_MAX
 from liver_core.transport.landing_slots import LandingSlots
+from liver_core.transport.nixl_library import load_nixl
 from liver_core.transport.places import device_of, memory_of, must_stage, piece_addresses, spans
-from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout, Wire
+from liver_core.transport.profile import CALM_PERIOD_S, PROGRESS_PERIOD_S, Profile
+from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout, WayLost
 from liver_core.transport.regions import Address, Regions, Table, addresses, batches, check_reads
-from liver_core.transport.ucx import (
-    TOKEN_BYTES,
-    Descriptors,
-    NixlAgent,
-    Where,
-    check_attachable,
-    load_nixl,
-    machine,
-    ucx_environment,
-)
+from liver_core.transport.ucx import TOKEN_BYTES, Descriptors, NixlAgent, Where, machine
 
 BATCH_BYTES_MAX = 16 << 20
 """Over shared memory a post copies before it returns, so this bounds how late a deadline is noticed: about 4 ms."""
 
 BATCH_RUNS_MAX = 8192
 IN_FLIGHT_PER_PEER_MAX = 2
-PROGRESS_PERIOD_S, CALM_PERIOD_S = 0.002, 0.02
-WIRE_UP_READS = 16
-"""UCX sets up its lanes around the first reads, and until it has, a read may wait for the source to poll once more.
-
-At one read a poll: after 4 of them one endpoint in 50 was not settled on a busy machine, after 16 none of 80.
-"""
-
 KEPT_READS_MAX, KEPT_ELEMENTS_MAX = 64, 1024
 """Looks at counters: small, tens a second, and few different ones. NIXL prepares each once; the newest are kept."""
 
@@ -105,10 +92,6 @@ class NixlTransport:
     Two, because with one agent two processes that read from each other keep making each other's UCX acknowledge, and
     then a source that does not poll is a source that cannot be read.
 
-    `interface` is the network device that UCX may listen on, "lo" or the private one; empty means all of them.
-    `host_memory_only` chooses the settings of `ucx_environment`; False for regions on GPUs. Both count for the first
-    endpoint of a process only, since UCX reads its settings once.
-
     Emulated reads are off. Between nodes without RDMA, UCX would emulate reads over TCP, and then a reader that dies or
     gives up before the source has answered makes UCX abort the *source process* ("Fatal: unexpected error: Endpoint
     timeout" in `ucp_request_try_send`, UCX 1.23). Without emulation UCX refuses to connect, and the source lives.
@@ -120,17 +103,9 @@ class NixlTransport:
 
     one_sided = True
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        interface: str = "",
-        host_memory_only: bool = True,
-        token: bytes | None = None,
-    ) -> None:
+    def __init__(self, name: str, profile: Profile, *, token: bytes | None = None) -> None:
         self.name = name
-        self._environment = ucx_environment(interface=interface, host_memory_only=host_memory_only)
-        self._host_memory_only = host_memory_only
+        self._profile = profile
         self._regions = Regions()
         self._token = torch.frombuffer(bytearray(token or os.urandom(TOKEN_BYTES)), dtype=torch.uint8)
         self._tokens: dict[str, torch.Tensor] = {}
@@ -150,9 +125,6 @@ class NixlTransport:
 
     def guards(self, peer: int) -> bool:
         return False
-
-    def wire(self, peer: int) -> Wire:
-        return Wire("nixl")
 
     def register(
         self,
@@ -186,8 +158,9 @@ class NixlTransport:
             "memory": {kind: memory_of(each.region) for kind, each in sources.items()},
             "machine": machine(),
             "pid": os.getpid(),
+            **self._profile.extra(),
         }
-        return Address("nixl", self.name, self._regions.source_specs(), extra).encode()
+        return Address(self._profile.kind, self.name, self._regions.source_specs(), extra).encode()
 
     def start_progress(self) -> None:
         self._check_open(Call.SERVE)
@@ -211,13 +184,18 @@ class NixlTransport:
 
     def connect(self, peer: int, address: bytes, deadline: float) -> None:
         self._check_open(Call.CONNECT)
-        decoded = Address.decode(address, "nixl", peer)
+        decoded = Address.decode(address, self._profile.kind, peer)
         known = self._peers.get(peer)
         if known is not None and known.address != decoded:
             raise TransportError(Call.CONNECT, f"the number is taken by {known.address.name!r}", peer=peer)
         if known is None:
             known = self._introduce(peer, decoded)
-        self._prove(peer, known, deadline)
+        try:
+            self._prove(peer, known, deadline)
+        except WayLost as error:
+            # A call into the agent has not returned. It ends by itself; closing the agent would wait for it.
+            self._why_no_reads, self._reader, self._slots = error.text, None, None
+            raise
         self._peers[peer] = known
 
     def read(self, reads: Sequence[Read], deadline: float) -> ReadReport:
@@ -283,9 +261,13 @@ class NixlTransport:
 
     def _serving(self) -> NixlAgent:
         if self._server is None:
-            self._server = NixlAgent(load_nixl(self._environment), f"{self.name}/sources")
+            self._server = self._agent("sources")
             self._server.register(self._token)
         return self._server
+
+    def _agent(self, name: str) -> NixlAgent:
+        self._profile.check_here()
+        return NixlAgent(load_nixl(self._profile.environment()), f"{self.name}/{name}", self._profile.backend)
 
     def _place_token(self, device: torch.device) -> None:
         """Where a peer can prove that it reads the memory of this device."""
@@ -300,7 +282,7 @@ class NixlTransport:
         if self._why_no_reads:
             raise TransportError(Call.READ, f"{self.name!r} reads no more: {self._why_no_reads}")
         if self._reader is None:
-            self._reader = NixlAgent(load_nixl(self._environment), f"{self.name}/targets")
+            self._reader = self._agent("targets")
             self._reader.register(self._landings["DRAM"])
         return self._reader
 
@@ -314,8 +296,7 @@ class NixlTransport:
         return self._landings[memory]
 
     def _introduce(self, peer: int, decoded: Address) -> _NixlPeer:
-        if self._host_memory_only:
-            check_attachable(peer, decoded)
+        self._profile.check_peer(peer, decoded)
         try:
             metadata = base64.b64decode(decoded.extra["metadata"])
             bases = {
@@ -330,8 +311,8 @@ class NixlTransport:
         return _NixlPeer(decoded, self._reading().add_peer(peer, metadata), bases, memory)
 
     def _prove(self, peer: int, known: _NixlPeer, deadline: float) -> None:
-        """Read the peer's token, in each kind of memory that it has: wires up UCX ahead of the first real read, finds
-        an endpoint that was replaced, and what UCX cannot read one-sidedly."""
+        """Read the peer's token, in each kind of memory that it has: wires up ahead of the first real read, finds an
+        endpoint that was replaced, and what cannot be read one-sidedly."""
         reader, where = self._reading(), Where(Call.CONNECT, peer)
         extra = known.address.extra
         tokens = {"DRAM": (int(extra["token_at"]), 0), **extra.get("tokens", {})}
@@ -340,25 +321,36 @@ class NixlTransport:
             place = [[landing.data_ptr(), TOKEN_BYTES, device_of(landing)]]
             local = Descriptors(memory_of(landing), np.array(place, dtype=np.uint64))
             remote = Descriptors(memory, np.array([[int(at), TOKEN_BYTES, int(device)]], dtype=np.uint64))
-            for attempt in range(WIRE_UP_READS):
-                if attempt:
-                    time.sleep(PROGRESS_PERIOD_S)
-                landing.zero_()
-                settle(DeviceWait.ALLOCATED, landing.device)
-                handle = reader.post(where, known.agent_name, local, remote)
-                while not reader.landed(where, handle):
-                    if time.monotonic() >= deadline:
-                        del handle
-                        self._end_reads(f"{known.address.name!r} did not answer in time and may still do so")
-                        text = f"{known.address.name!r} did not answer a read of its {memory}"
-                        raise TransportTimeout(Call.CONNECT, text, peer=peer)
-                    time.sleep(SLEEP_MOST_S)
+            read = partial(self._read_token, reader, known, (local, remote), landing, deadline, where)
+            self._profile.prove(peer, read, deadline)
             try:
                 flush_landed(landing.device)
             except RuntimeError as error:
                 raise TransportError(Call.CONNECT, str(error), peer=peer) from error
             if base64.b64encode(bytes(on_host(landing))).decode() != extra["token"]:
                 raise TransportError(Call.CONNECT, f"{known.address.name!r} is not who the address says", peer=peer)
+
+    def _read_token(
+        self,
+        reader: NixlAgent,
+        known: _NixlPeer,
+        ends: tuple[Descriptors, Descriptors],
+        landing: torch.Tensor,
+        deadline: float,
+        where: Where,
+    ) -> None:
+        landing.zero_()
+        settle(DeviceWait.ALLOCATED, landing.device)
+        handle, start = reader.post(where, known.agent_name, *ends), time.monotonic()
+        while not reader.landed(where, handle):
+            now = time.monotonic()
+            if now >= deadline:
+                del handle
+                self._end_reads(f"{known.address.name!r} did not answer in time and may still do so")
+                text = f"{known.address.name!r} did not answer a read of its {ends[1].memory}"
+                raise TransportTimeout(Call.CONNECT, text, peer=where.peer)
+            if now - start >= SPIN_S:
+                time.sleep(SLEEP_MOST_S)
 
     def _run(self, work: Sequence[_Progress], start: float, deadline: float) -> None:
         """Post and poll until all landed. After a failure nothing new is posted, but what flies is waited for."""

@@ -69,14 +69,6 @@ class ReadReport:
     guarded: Mapping[int, GuardedRead] = field(default_factory=dict[int, "GuardedRead"])
 
 
-@dataclass(frozen=True, slots=True)
-class Wire:
-    """How a peer is read: "nixl", "relay" or "gloo". `refused`: why no better way is taken, the best one first."""
-
-    kind: str
-    refused: tuple[str, ...] = ()
-
-
 class Call(StrEnum):
     """Where a transport was when it failed."""
 
@@ -107,6 +99,10 @@ class TransportTimeout(TransportError):
 
     A transport that had to leave the peer to make sure of that needs a new `connect` before the next read.
     """
+
+
+class WayLost(TransportError):
+    """This endpoint can read no peer any more, whichever it is; it goes on serving. Only `connect` raises it."""
 
 
 class Transport(Protocol):
@@ -144,10 +140,6 @@ class Transport(Protocol):
 
     def guards(self, peer: int) -> bool:
         """Whether the guards of reads from this peer, which is connected, are looked at where its bytes are read."""
-        ...
-
-    def wire(self, peer: int) -> Wire:
-        """How this peer, which is connected, is read."""
         ...
 
     def register(

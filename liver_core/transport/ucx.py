@@ -1,4 +1,4 @@
-"""What NIXL needs of the process around it: settings before the first agent, plain errors, the right to read a peer.
+"""NIXL over UCX: settings before the first agent, the right to read a peer. And an agent of NIXL with plain errors.
 
 Nothing here knows of regions or reads.
 """
@@ -7,24 +7,63 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import psutil
 
+from liver_core.transport.efa import efa_devices
+from liver_core.transport.profile import PROGRESS_PERIOD_S
 from liver_core.transport.protocol import Call, TransportError
 from liver_core.transport.regions import Address
 
 TOKEN_BYTES = 64
+WIRE_UP_READS = 16
+"""UCX sets up its lanes around the first reads, and until it has, a read may wait for the source to poll once more.
+
+At one read a poll: after 4 of them one endpoint in 50 was not settled on a busy machine, after 16 none of 80.
+"""
 _PROTOCOLS = "get/bcopy,get/zcopy,reconfig"
 """Of UCX's some eighty ways to move bytes, those of one-sided reads, and the one that changes a connection's wires. UCX
 weighs all that it may use for each agent and each peer, and each time looks TCP's devices up in /sys: that was most of
 the CPU that agents and connections cost. A value in the environment wins here too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ucx:
+    """The profile for peers of this machine, and for RDMA. `interface` is the network device that UCX may listen on,
+    "lo" or the private one; empty means all of them. `host_memory_only`: see `ucx_environment`; False for regions on
+    GPUs. Both count for the first endpoint of a process only, since UCX reads its settings once."""
+
+    interface: str = ""
+    host_memory_only: bool = True
+    kind: ClassVar[str] = "nixl"
+    backend: ClassVar[str] = "UCX"
+
+    def environment(self) -> Mapping[str, str]:
+        return ucx_environment(interface=self.interface, host_memory_only=self.host_memory_only)
+
+    def check_here(self) -> None:
+        """UCX is in NIXL's wheel, and TCP is everywhere."""
+
+    def extra(self) -> Mapping[str, Any]:
+        return {}
+
+    def check_peer(self, peer: int, address: Address) -> None:
+        if self.host_memory_only:
+            check_attachable(peer, address)
+
+    def prove(self, peer: int, read: Callable[[], None], deadline: float) -> None:
+        """UCX refuses to emulate a read, so any read will do."""
+        for attempt in range(WIRE_UP_READS):
+            if attempt:
+                time.sleep(PROGRESS_PERIOD_S)
+            read()
 
 
 def ucx_environment(*, interface: str, host_memory_only: bool) -> dict[str, str]:
@@ -64,8 +103,9 @@ def ucx_environment(*, interface: str, host_memory_only: bool) -> dict[str, str]
 
 
 def rdma_devices(folder: Path = Path("/sys/class/infiniband")) -> tuple[str, ...]:
-    """The ports of this machine's RDMA devices, as UCX names them: "mlx5_0:1"."""
-    return tuple(f"{port.parent.parent.name}:{port.name}" for port in sorted(folder.glob("*/ports/*")))
+    """The ports of this machine's RDMA devices, as UCX names them: "mlx5_0:1". Without EFA's, which have `Efa`."""
+    efa, ports = efa_devices(folder), sorted(folder.glob("*/ports/*"))
+    return tuple(f"{port.parent.parent.name}:{port.name}" for port in ports if port.parent.parent.name not in efa)
 
 
 def has_gpu(folder: Path = Path("/sys/bus/pci/devices")) -> bool:
@@ -89,28 +129,6 @@ def interface_of(address: str) -> str:
     return found[address]
 
 
-def load_nixl(environment: Mapping[str, str]) -> Any:
-    """Import NIXL under these settings; what the process was started with wins. Safe before fork, takes 0.1 s."""
-    for name, value in environment.items():
-        os.environ.setdefault(name, value)
-    _load_netlink_of_the_system()
-    from nixl import _api
-
-    logging.getLogger("nixl").setLevel(logging.ERROR)
-    return _api
-
-
-def _load_netlink_of_the_system() -> None:
-    """Load the system's libnl-route, if there is one, where it finds only its own symbols.
-
-    NIXL's wheel has a copy of libnl-route, and UCX's module for EFA loads the system's as well, through libefa and
-    libibverbs. Loaded by that module, the system's would find the functions of the wheel's copy. Those reject what it
-    registers, because they have it already, and at the end of the process it takes back what is in no list: SIGSEGV.
-    """
-    with contextlib.suppress(OSError):
-        ctypes.CDLL("libnl-route-3.so.200")
-
-
 @dataclass(frozen=True, slots=True)
 class Where:
     """What an error should name."""
@@ -129,11 +147,12 @@ class Descriptors:
 
 
 class NixlAgent:
-    """One NIXL agent without a progress thread; what NIXL raises becomes a TransportError that says where we were."""
+    """One NIXL agent of one backend, without a progress thread; what NIXL raises becomes a TransportError that says
+    where we were."""
 
-    def __init__(self, api: Any, name: str) -> None:
+    def __init__(self, api: Any, name: str, backend: str) -> None:
         config = api.nixl_agent_config(
-            enable_prog_thread=False, sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+            enable_prog_thread=False, backends=[backend], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
         )
         self._registered: list[Any] = []
         self._peers: set[str] = set()

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from liver_core.reshard.plan import CopyRuns
-from liver_core.transport.protocol import Read, Transport, Wire
+from liver_core.transport.mixed import MixedTransport, Wire
+from liver_core.transport.protocol import Read, Transport
 
 REGION_BYTES = 32 << 20
 LATENCY_READS = 16
@@ -41,7 +42,7 @@ def offer(endpoint: Transport) -> bytes:
     return address
 
 
-def measure(endpoint: Transport, address: bytes, deadline: float, *, bytes_max: int) -> WireSpeed:
+def measure(endpoint: MixedTransport, address: bytes, deadline: float, *, bytes_max: int) -> WireSpeed:
     """Read the peer at `address` for a second, at most `bytes_max`. `deadline`: time.monotonic().
 
     Raises TransportError.

@@ -39,6 +39,7 @@ from liver_core.streaming.tiles import cut_tiles
 from liver_core.streaming.window_step import GroupSpan, Replayer
 from liver_core.transport.nixl import NixlTransport
 from liver_core.transport.protocol import Read
+from liver_core.transport.ucx import Ucx
 from tests.benchmarks.handoff_model import parse_bytes
 from tests.liver_core.streaming.optimizers import Whole
 from tests.liver_core.transport.ranks import Rank, Run, run_ranks
@@ -335,7 +336,7 @@ def _sizes(elements: int) -> list[int]:
 
 
 def _endpoint(rank: Rank, device: str) -> NixlTransport:
-    made = NixlTransport(f"rank{rank.rank}", interface="lo", host_memory_only=device == "cpu")
+    made = NixlTransport(f"rank{rank.rank}", Ucx("lo", host_memory_only=device == "cpu"))
     rank.endpoints.append(made)
     return made
 

@@ -224,8 +224,9 @@ def make_transport(name: str, host: str = "127.0.0.1", relay: str = "") -> Calla
     if name == "nixl":
         from liver_core.device.rank_device import own_device
         from liver_core.transport.nixl import NixlTransport
+        from liver_core.transport.ucx import Ucx
 
-        return lambda endpoint, _store: NixlTransport(endpoint, host_memory_only=own_device().type == "cpu")
+        return lambda endpoint, _store: NixlTransport(endpoint, Ucx(host_memory_only=own_device().type == "cpu"))
     if name == "mixed":
         from liver_core.transport.endpoint import make_endpoint
 

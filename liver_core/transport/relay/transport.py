@@ -30,7 +30,6 @@ from liver_core.transport.protocol import (
     ReadReport,
     TransportError,
     TransportTimeout,
-    Wire,
 )
 from liver_core.transport.regions import Address, Regions, Registered, batches, check_reads
 from liver_core.transport.relay.links import CHUNK_BYTES, Chunk, Links, advance
@@ -73,9 +72,6 @@ class RelayTransport:
 
     def guards(self, peer: int) -> bool:
         return True
-
-    def wire(self, peer: int) -> Wire:
-        return Wire(KIND)
 
     def register(
         self,

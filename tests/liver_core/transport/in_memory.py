@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from liver_core.device.region import AnyRegion, Region
-from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout, Wire
+from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout
 from liver_core.transport.regions import Address, Regions, RegionSpec, check_reads, copy_runs
 
 
@@ -89,9 +89,6 @@ class InMemoryTransport:
 
     def guards(self, peer: int) -> bool:
         return False
-
-    def wire(self, peer: int) -> Wire:
-        return Wire("memory")
 
     def register(
         self,

@@ -152,20 +152,22 @@ def _make(kind: str, name: str, shared: Any) -> Transport:
         if kind == "nixl-tcp":  # As between nodes without RDMA, where UCX could only emulate reads.
             os.environ["UCX_TLS"] = "tcp"
         from liver_core.transport.nixl import NixlTransport
+        from liver_core.transport.ucx import Ucx
 
-        return NixlTransport(name, interface="lo", host_memory_only=kind != "nixl-tcp")
+        return NixlTransport(name, Ucx("lo", host_memory_only=kind != "nixl-tcp"))
     from liver_core.transport.gloo import TorchDistributedTransport
 
     def connect() -> TCPStore:
         return TCPStore("127.0.0.1", shared, is_master=False, timeout=timedelta(seconds=20))
 
     far = TorchDistributedTransport(name, connect)
-    return far if kind == "torch" else MixedTransport(name, near=_neighbours_only(name), far=far)
+    return far if kind == "torch" else MixedTransport(name, {"nixl": _neighbours_only(name), "gloo": far})
 
 
 def _neighbours_only(name: str) -> Transport:
     """NIXL that cannot reach every other rank, as if they were on another machine."""
     from liver_core.transport.nixl import NixlTransport
+    from liver_core.transport.ucx import Ucx
 
     class Neighbours(NixlTransport):
         def connect(self, peer: int, address: bytes, deadline: float) -> None:
@@ -173,7 +175,7 @@ def _neighbours_only(name: str) -> Transport:
                 raise TransportError(Call.CONNECT, "on another machine", peer=peer)
             super().connect(peer, address, deadline)
 
-    return Neighbours(name, interface="lo")
+    return Neighbours(name, Ucx("lo"))
 
 
 def _main(scenario: Scenario, rank: Rank) -> None:

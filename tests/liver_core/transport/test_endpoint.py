@@ -95,3 +95,57 @@ def test_a_source_is_not_asked_for_ever_through_a_store_that_stalls(store: tuple
     asking.start()
     asking.join(PATIENCE_S)
     assert failed, "it waits for a store that does not answer"
+
+
+@pytest.mark.parametrize(
+    ("nixl", "efa", "relay", "ways"),
+    [
+        (True, True, "relay", ["nixl", "efa", "relay", "gloo"]),
+        (True, False, "relay", ["nixl", "relay", "gloo"]),
+        (True, True, "", ["nixl", "efa", "gloo"]),
+        (False, True, "relay", ["relay", "gloo"]),
+        (False, False, "", ["gloo"]),
+    ],
+)
+def test_ways_are_tried_in_one_order_on_all_machines(
+    nixl: bool,
+    efa: bool,
+    relay: str,
+    ways: list[str],
+    store: tuple[StoreAddress, int],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    from liver_core.transport import endpoint
+    from liver_core.transport.mixed import MixedTransport
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if nixl else None)
+    monkeypatch.setattr(endpoint, "efa_devices", lambda: {"rdmap16s27": "0xefa2"} if efa else {})
+    made = endpoint.make_endpoint("one", "127.0.0.1", store[0], relay)
+    assert isinstance(made, MixedTransport)
+    assert list(made._ways) == ways
+    made.close()
+
+
+def test_an_endpoint_of_a_machine_without_efa_starts_no_check(
+    store: tuple[StoreAddress, int], monkeypatch: pytest.MonkeyPatch
+):
+    from liver_core.transport import efa, endpoint
+
+    monkeypatch.setattr(efa, "why_failed", lambda *_: pytest.fail("it was checked"))
+    monkeypatch.setattr(endpoint, "efa_devices", dict)
+    endpoint.warm_up("127.0.0.1")
+    serving("job/2/s0", store[0]).close()
+
+
+def test_an_endpoint_reads_over_its_other_ways_where_efa_is_refused(
+    store: tuple[StoreAddress, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    from liver_core.transport import efa, endpoint
+
+    monkeypatch.setattr(efa, "why_not_here", lambda: "libcuda.so.1 is missing: install NVIDIA's driver")
+    monkeypatch.setattr(endpoint, "efa_devices", lambda: {"rdmap16s27": "0xefa2"})
+    made = serving("job/2/s0", store[0])
+    made.register(targets={"master": torch.zeros(8)})
+    made.close()
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["reads over efa are not possible here: libcuda.so.1 is missing: install NVIDIA's driver"]

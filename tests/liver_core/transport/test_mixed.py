@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from liver_core.transport.mixed import MixedTransport
-from liver_core.transport.protocol import Call, Read, TransportError, TransportTimeout, Wire
+from liver_core.transport.mixed import MixedTransport, Wire
+from liver_core.transport.protocol import Call, Read, TransportError, TransportTimeout, WayLost
 from tests.liver_core.transport.in_memory import Fault, FaultKind, InMemoryTransport, MemoryNetwork
 from tests.liver_core.transport.ranks import Run
 from tests.liver_core.transport.test_contract import soon
@@ -32,7 +32,7 @@ def test_each_peer_is_read_over_the_first_transport_that_reaches_it():
     report = reader.read(both(), soon())
     assert [(each.peer, each.bytes) for each in report.peers] == [(0, 40), (1, 80)]
     assert not reader.one_sided
-    assert (reader.wire(0), reader.wire(1)) == (Wire("memory"), Wire("memory", ("too far",)))
+    assert (reader.wire(0), reader.wire(1)) == (Wire("near"), Wire("far", ("near: too far",)))
     far.inject("one", Fault(FaultKind.DIE))
     assert reader.read(both()[:1], soon()).bytes == 40
     near.inject("zero", Fault(FaultKind.DIE))
@@ -62,7 +62,7 @@ def test_a_peer_that_neither_reaches_is_refused_with_both_reasons():
     source = mixed("source", network, MemoryNetwork(), {"source"})
     source.register(sources={"master": torch.ones(4)})
     reader = mixed("reader", network, MemoryNetwork(), set())
-    with pytest.raises(TransportError, match=r"neither near \(too far\) nor far \('source' is gone\)"):
+    with pytest.raises(TransportError, match="near: too far; far: 'source' is gone"):
         reader.connect(0, source.address(), soon())
 
 
@@ -74,7 +74,7 @@ def test_why_peers_are_not_read_one_sidedly_is_in_the_log_once_for_each_reason(c
         source.register(sources={"master": torch.ones(4)})
         reader.connect(peer, source.address(), soon())
     said = [record.getMessage() for record in caplog.records]
-    assert said == ["rank 0 is not read one-sidedly, reads take turns with training: too far"]
+    assert said == ["rank 0 is not read one-sidedly, reads take turns with training: near: too far"]
 
 
 def test_a_near_peer_that_does_not_answer_is_a_timeout_and_no_reason_to_go_far():
@@ -107,7 +107,7 @@ class Unusable(InMemoryTransport):
 def unusable(name: str, near: MemoryNetwork, far: MemoryNetwork, *fails: str) -> MixedTransport:
     broken = Unusable(name, near)
     broken.fails = frozenset(fails)
-    return MixedTransport(name, near=broken, far=TwoSided(name, far))
+    return MixedTransport(name, {"near": broken, "far": TwoSided(name, far)})
 
 
 def test_a_source_that_cannot_be_read_one_sidedly_is_read_over_the_far_one():
@@ -178,9 +178,56 @@ def test_peers_that_only_the_lost_half_reached_are_named():
     source.register(sources={"master": torch.ones(30)})
     reader = unusable("reader", near, MemoryNetwork(), "targets")
     reader.connect(3, source.address(), soon())
-    with pytest.raises(TransportError, match=r"neither near \(no backend\) nor far") as failed:
+    with pytest.raises(TransportError, match="near: no backend; far: ") as failed:
         reader.register(targets={"master": torch.zeros(30)})
     assert failed.value.peer == 3
+
+
+class Lonely(InMemoryTransport):
+    """Loses its way with the first peer that is not reached."""
+
+    reach: frozenset[str] = frozenset()
+
+    def connect(self, peer: int, address: bytes, deadline: float) -> None:
+        if not any(name.encode() in address for name in self.reach):
+            raise WayLost(Call.CONNECT, "no answer", peer=peer)
+        super().connect(peer, address, deadline)
+
+
+def test_a_way_that_is_lost_is_asked_for_no_further_peer_and_its_peers_move_to_the_next(
+    caplog: pytest.LogCaptureFixture,
+):
+    near, far = MemoryNetwork(), MemoryNetwork()
+    first = Lonely("reader", near)
+    first.reach = frozenset({"zero", "two"})
+    reader = MixedTransport("reader", {"near": first, "far": TwoSided("reader", far)})
+    TARGET.zero_()
+    reader.register(targets={"master": TARGET})
+    for peer, name in enumerate(("zero", "one", "two")):
+        source = mixed(name, near, far, set())
+        source.register(sources={"master": torch.full((30,), float(peer + 1))})
+        reader.connect(peer, source.address(), soon())
+        near.inject(name, Fault(FaultKind.DIE))
+    reads = [Read(peer, "master", (Run(0, 10 * peer, 10),)) for peer in range(3)]
+    assert reader.read(reads, soon()).bytes == 120
+    assert TARGET.tolist() == [1.0] * 10 + [2.0] * 10 + [3.0] * 10 and not reader.one_sided
+    assert [record.getMessage() for record in caplog.records] == ["reads over near are not possible here: no answer"]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("abc", "ac"), ("ac", "abc"), ("c", "abc"), ("abc", "c")])
+def test_endpoints_need_not_have_the_same_ways(ours: str, theirs: str):
+    networks = {way: MemoryNetwork() for way in "abc"}
+
+    def endpoint(name: str, ways: str) -> MixedTransport:
+        kinds = {way: TwoSided if way == "c" else InMemoryTransport for way in ways}
+        return MixedTransport(name, {way: kind(name, networks[way]) for way, kind in kinds.items()})
+
+    source, reader = endpoint("source", theirs), endpoint("reader", ours)
+    source.register(sources={"master": torch.ones(30)})
+    reader.register(targets={"master": TARGET})
+    reader.connect(0, source.address(), soon())
+    assert reader.read([Read(0, "master", (Run(0, 0, 30),))], soon()).bytes == 120
+    assert reader.one_sided == ("a" in ours and "a" in theirs)
 
 
 TARGET = torch.zeros(30)
@@ -201,7 +248,7 @@ def world(reach: set[str]) -> tuple[MemoryNetwork, MemoryNetwork, MixedTransport
 def mixed(name: str, near: MemoryNetwork, far: MemoryNetwork, reach: set[str]) -> MixedTransport:
     picky = Picky(name, near)
     picky.reach = frozenset(reach)
-    return MixedTransport(name, near=picky, far=TwoSided(name, far))
+    return MixedTransport(name, {"near": picky, "far": TwoSided(name, far)})
 
 
 def both() -> list[Read]:

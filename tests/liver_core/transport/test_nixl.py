@@ -18,7 +18,7 @@ import torch
 
 from liver_core.transport.nixl import KEPT_READS_MAX, NixlTransport, _is_small, _Post, _Progress
 from liver_core.transport.protocol import Call, Read, Transport, TransportError
-from liver_core.transport.ucx import NixlAgent, Where, has_gpu, interface_of, rdma_devices, ucx_environment
+from liver_core.transport.ucx import NixlAgent, Ucx, Where, has_gpu, interface_of, rdma_devices, ucx_environment
 from tests.debian import needs
 from tests.liver_core.transport.ranks import Rank, Run, run_ranks
 from tests.liver_core.transport.test_contract import NUMEL, connected, leave, numbers, same_bits, soon
@@ -64,9 +64,10 @@ def test_settings_leave_signals_alone_and_never_overrule_the_environment():
     script = (
         "import os\n"
         "from liver_core.transport.nixl import NixlTransport\n"
+        "from liver_core.transport.ucx import Ucx\n"
         "def caught(): return [l for l in open('/proc/self/status') if l.startswith('SigCgt')]\n"
         "import torch; before = caught()\n"
-        "t = NixlTransport('one', interface='lo'); t.start_progress(); t.close()\n"
+        "t = NixlTransport('one', Ucx('lo')); t.start_progress(); t.close()\n"
         "assert caught() == before, (before, caught())\n"
         "assert os.environ['UCX_TLS'] == 'tcp,self', os.environ['UCX_TLS']\n"
     )
@@ -82,7 +83,8 @@ def test_a_process_that_used_an_endpoint_ends_normally_on_a_machine_with_the_use
     efa = needs("libefa.so.1")
     script = (
         "from liver_core.transport.nixl import NixlTransport\n"
-        f"t = NixlTransport('one', interface='lo', host_memory_only={host_memory_only})\n"
+        "from liver_core.transport.ucx import Ucx\n"
+        f"t = NixlTransport('one', Ucx('lo', host_memory_only={host_memory_only}))\n"
         "t.start_progress(); t.close()\n"
         "print(*{line.split()[-1] for line in open('/proc/self/maps') if '/lib' in line}, sep='\\n')\n"
     )
@@ -134,6 +136,14 @@ def test_gpus_and_rdma_devices_are_found_without_their_drivers(tmp_path: Path):
     assert rdma_devices(tmp_path) == ("mlx5_0:1", "mlx5_0:2", "mlx5_1:1")
 
 
+def test_the_ports_of_efa_are_not_given_to_ucx(tmp_path: Path):
+    for name, vendor in (("rdmap16s27", "0x1d0f"), ("mlx5_0", "0x15b3")):
+        (tmp_path / name / "ports/1").mkdir(parents=True)
+        (tmp_path / name / "device").mkdir()
+        (tmp_path / name / "device/vendor").write_text(f"{vendor}\n")
+    assert rdma_devices(tmp_path) == ("mlx5_0:1",)
+
+
 def test_only_the_given_interface_is_listened_on():
     assert run_ranks("nixl", 1, listening_addresses) == [["127.0.0.1"]]
 
@@ -177,7 +187,7 @@ def test_a_batch_that_fails_does_not_end_a_read_while_another_of_its_peer_still_
 
     for order in (["failed", "lands"], ["lands", "failed"]):
         looks.clear()
-        endpoint = NixlTransport("reader")
+        endpoint = NixlTransport("reader", Ucx())
         endpoint._reader = Reader()  # type: ignore[assignment]
         work = _Progress(peer=1, pending=deque(), flying=[_Post("master", (), handle=handle) for handle in order])
         with pytest.raises(TransportError, match="the read failed"):
@@ -371,7 +381,7 @@ def connect_to_another_machine(rank: Rank) -> bool:
 
 
 def connect_to_another_machine_with_devices(rank: Rank) -> bool:
-    endpoint = NixlTransport(f"devices{rank.rank}", interface="lo", host_memory_only=False)
+    endpoint = NixlTransport(f"devices{rank.rank}", Ucx("lo", host_memory_only=False))
     rank.endpoints.append(endpoint)
     target = torch.zeros(NUMEL)
     endpoint.register(sources={"master": numbers(rank.rank)}, targets={"master": target})

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from liver_core.transport import wire_check
-from liver_core.transport.protocol import TransportError, Wire
+from liver_core.transport.mixed import MixedTransport, Wire
+from liver_core.transport.protocol import TransportError
 from liver_core.transport.wire_check import LATENCY_READS, REGION_BYTES, measure, offer
 from tests.liver_core.transport.in_memory import Fault, FaultKind, InMemoryTransport, MemoryNetwork
 from tests.liver_core.transport.test_contract import soon
@@ -17,8 +18,12 @@ def network(monkeypatch: pytest.MonkeyPatch) -> MemoryNetwork:
     return MemoryNetwork()
 
 
+def mixed(transport: InMemoryTransport) -> MixedTransport:
+    return MixedTransport(transport.name, {"memory": transport})
+
+
 def test_a_wire_is_read_for_a_while_and_no_more_than_allowed(network: MemoryNetwork):
-    source, reader = InMemoryTransport("source", network), InMemoryTransport("reader", network)
+    source, reader = mixed(InMemoryTransport("source", network)), mixed(InMemoryTransport("reader", network))
     speed = measure(reader, offer(source), soon(), bytes_max=8 * REGION_BYTES)
     assert speed.wire == Wire("memory") and speed.bytes_per_s > 0 and 0 < speed.latency_s < 0.1
 
@@ -33,13 +38,13 @@ def test_a_limit_holds_for_all_that_is_read(network: MemoryNetwork, bytes_max: i
             self.moved += report.bytes
             return report
 
-    source, reader = InMemoryTransport("source", network), Counting("reader", network)
-    measure(reader, offer(source), soon(), bytes_max=bytes_max)
+    reader = Counting("reader", network)
+    measure(mixed(reader), offer(mixed(InMemoryTransport("source", network))), soon(), bytes_max=bytes_max)
     assert reader.moved - LATENCY_READS * 64 <= most
 
 
 def test_a_source_that_ends_is_an_error_and_no_figure(network: MemoryNetwork):
-    source, reader = InMemoryTransport("source", network), InMemoryTransport("reader", network)
+    source, reader = mixed(InMemoryTransport("source", network)), mixed(InMemoryTransport("reader", network))
     address = offer(source)
     network.inject("source", Fault(FaultKind.DIE))
     with pytest.raises(TransportError):

@@ -18,8 +18,8 @@ from service.cli.main import app
 
 VERBS = [
     "serve", "demo", "jobs submit", "jobs list", "jobs show", "jobs watch", "jobs logs", "jobs stop", "jobs try",
-    "jobs checkpoint", "jobs pause", "jobs resume", "jobs rotate-key", "jobs update", "jobs delete", "jobs export", "jobs wires",
-    "jobs decisions", "jobs plan", "jobs metrics", "jobs what-if",
+    "jobs checkpoint", "jobs pause", "jobs resume", "jobs rotate-key", "jobs update", "jobs delete", "jobs export",
+    "jobs wires", "jobs decisions", "jobs plan", "jobs metrics", "jobs what-if",
     "nodes list", "nodes show", "nodes drain", "handoffs list", "handoffs show", "notices list", "notices end",
     "incidents list", "incidents show",
     "prices list", "prices set",
