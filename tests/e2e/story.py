@@ -15,6 +15,7 @@ import httpx
 
 from agent.protocol.sync import CheckpointFact, HandoffMeasures, HandoffMirror, LogChunk, MetricsRow
 from agent.protocol.values import HandoffState
+from agent.protocol.wires import WireFact, WireKind, WireSpeed
 from liver_core.handoff import RankStage
 from liver_core.layout import ParallelLayout, Roster
 from tests.cluster.real_service import RealService
@@ -79,6 +80,21 @@ class Story:
         self.job_id = self.client.post("/api/v1/jobs", json=spec).raise_for_status().json()["job_id"]
         until("the start of the job", self._ordered)
         self.train(12)
+        self._measure_wires()
+
+    def _measure_wires(self) -> None:
+        """Each node has read the next one of the world; from one of them nothing can be streamed."""
+        world = self.world().node_ids()
+        far = "nixl: it is on another machine or in another container, and reads over TCP are not allowed"
+        for place, name in enumerate(world):
+            wire, refused = WireKind.RELAY, (far,)
+            if place == 1:
+                wire, refused = WireKind.GLOO, (far, "relay: no relay listens on this machine: Connection refused")
+            speed = WireSpeed(wire=wire, bytes_per_s=1.1e9 / (1 + place), latency_s=2e-4, refused=refused)
+            source = world[(place + 1) % len(world)]
+            now = datetime.now(UTC)
+            fact = WireFact(job_id=self.job_id, source=source, target=name, speed=speed, measured_utc=now)
+            self.agents[name].sync(wires=(fact,))
 
     def _ordered(self) -> bool:
         for agent in self.agents.values():
