@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import uuid
 from typing import Any, Self
 
@@ -37,7 +39,10 @@ class RelayProcess:
             **changes,
         }
         command = [*enter, sys.executable, "-m", "liver_core.transport.relay"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._log = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+        )
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps(config) + "\n")
         self.process.stdin.flush()
@@ -49,6 +54,13 @@ class RelayProcess:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def reads_served(self) -> int:
+        """End it: how often it was read."""
+        self.close()
+        self._log.seek(0)
+        found = re.search(r"served (\d+) reads", self._log.read())
+        return int(found[1]) if found else 0
 
     def kill(self, with_signal: int = signal.SIGKILL) -> None:
         self.process.send_signal(with_signal)
@@ -66,4 +78,4 @@ class RelayProcess:
                 self.process.wait(5)
             for pipe in (self.process.stdin, self.process.stdout):
                 assert pipe is not None
-                pipe.close()
+                pipe.close()  # A second time too.

@@ -67,3 +67,21 @@ def test_state_moves_between_machines_bit_for_bit(
         assert differences(chain.weights("source", generation - 1), chain.weights("target", generation)) == []
         for said in chain.measures[generation]:
             assert (said.get("bytes_streamed", 0.0) > 0) == (rung is Rung.LIVE), said
+    assert all(relays[name].reads_served() for name in "abcd"), "state went over another wire"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_rescue_fetches_what_only_leavers_hold_over_their_relays(
+    corpus: str, islands: Islands, relays: dict[str, RelayProcess], mode: str
+):
+    worlds = (World("PP3", "abc"), World("TP2", "bd"))
+    chain = run_chain(setup_of(corpus, islands, relays, **MODES[mode]), worlds, rung=Rung.RESCUE)
+    before, after = (
+        {name: bits for name, bits in chain.state(*where).items() if not name.startswith("grad/")}
+        for where in (("source", 1), ("target", 2))
+    )
+    assert differences(before, after) == []
+    assert differences(chain.weights("source", 1), chain.weights("target", 2)) == []
+    assert sum(said.get("bytes_rescued", 0.0) for said in chain.measures[2]) > 0
+    reads = {name: relay.reads_served() for name, relay in relays.items()}
+    assert all(reads[name] for name in "abc") and not reads["d"], reads
