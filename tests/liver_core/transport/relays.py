@@ -15,7 +15,7 @@ READY_S = 20.0
 
 class RelayProcess:
     """One relay. Leaving the context ends it. `enter`: a command that runs it elsewhere, for example in a namespace.
-    `local`: its name there, a fresh one where none is given."""
+    `local`: its name there, a fresh one where none is given. `module`: the program."""
 
     def __init__(
         self,
@@ -24,6 +24,7 @@ class RelayProcess:
         key: str = "secret",
         local: str = "",
         enter: tuple[str, ...] = (),
+        module: str = "liver_core.transport.relay",
         **changes: Any,
     ):
         self.local = local or f"liver-test-relay-{uuid.uuid4().hex[:12]}"
@@ -36,7 +37,7 @@ class RelayProcess:
             "uids": [os.getuid()],
             **changes,
         }
-        command = [*enter, sys.executable, "-m", "liver_core.transport.relay"]
+        command = [*enter, sys.executable, "-m", module]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps(config) + "\n")
