@@ -275,7 +275,8 @@ class Relay:
                 for kind, pieces in message["regions"].items()
             }
             served = ServedRank(process, places, held)
-            tokens = [_token_in(served, str(kind)) for kind in message["tokens"][:TOKENS_MAX]]
+            with Block() as block:
+                tokens = [_token_in(served, str(kind), block) for kind in message["tokens"][:TOKENS_MAX]]
             with self._lock:
                 if name in self._endpoints or len(self._endpoints) >= ENDPOINTS_MAX:
                     raise WireError(f"endpoint {name!r} is registered already, or {ENDPOINTS_MAX} are")
@@ -291,10 +292,9 @@ def _on_device(pieces: Any) -> bool:
     return isinstance(pieces, list) and bool(pieces) and isinstance(pieces[0], list) and len(pieces[0]) == 3
 
 
-def _token_in(served: ServedRank, kind: str) -> str:
-    with Block() as block:
-        served.read(Request(0, "", kind, np.array([[0, TOKEN_BYTES]])), block)
-        return block.bytes[:TOKEN_BYTES].tobytes().hex()
+def _token_in(served: ServedRank, kind: str, block: Block) -> str:
+    served.read(Request(0, "", kind, np.array([[0, TOKEN_BYTES]])), block)
+    return block.bytes[:TOKEN_BYTES].tobytes().hex()
 
 
 def _in_a_thread(serve: Callable[..., None], connection: socket.socket, *rest: int) -> bool:
