@@ -31,8 +31,9 @@ class Exports:
         for address, size in pieces:
             if not driver.is_exportable(address):
                 raise CudaRefused(
-                    "no other process can open this memory by CUDA IPC, as that of expandable_segments and other "
-                    "virtual memory; leave expandable_segments out of PYTORCH_CUDA_ALLOC_CONF, or set it to False"
+                    "no other process can open this memory by CUDA IPC, as that of expandable_segments, of "
+                    "cudaMallocAsync and other virtual memory; leave expandable_segments out of "
+                    "PYTORCH_CUDA_ALLOC_CONF, or set it to False, and its backend to native"
                 )
             base, _ = driver.range_of(address)
             if base not in self._numbers:

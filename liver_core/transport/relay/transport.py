@@ -92,14 +92,14 @@ class RelayTransport:
     ) -> None:
         self._check_open(Call.REGISTER)
         fresh = self._regions.added(sources, targets)
-        try:
-            for kind, each in fresh[0].items():
+        for kind, each in fresh[0].items():
+            try:
                 self._pieces[kind] = self._located(each.region)
                 if _on_device(each.region):
                     self._place_token(each.region.device)
-        except cuda_driver.CudaRefused as error:
-            text = f"the stream relay cannot read this GPU's memory: {error}"
-            raise TransportError(Call.REGISTER, text, kind=next(iter(fresh[0]))) from error
+            except cuda_driver.CudaRefused as error:
+                text = f"the stream relay cannot read this GPU's memory: {error}"
+                raise TransportError(Call.REGISTER, text, kind=kind) from error
         self._regions.add(*fresh)
 
     def address(self) -> bytes:

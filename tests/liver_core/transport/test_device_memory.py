@@ -277,7 +277,7 @@ def test_memory_that_no_other_process_can_open_is_refused_with_what_to_set(monke
     cuda = ModelledCuda()
     cuda.refuse["is_exportable"] = ""
     said = refusal_of(monkeypatch, lambda: cuda)
-    assert "leave expandable_segments out of PYTORCH_CUDA_ALLOC_CONF" in said
+    assert "leave expandable_segments out of PYTORCH_CUDA_ALLOC_CONF" in said and "MIG" not in said
 
 
 def test_a_machine_that_offers_no_cuda_ipc_is_told_by_cudas_name_of_it(monkeypatch: pytest.MonkeyPatch):
