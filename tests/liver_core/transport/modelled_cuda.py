@@ -25,12 +25,14 @@ from liver_core.transport.relay.memory import Block, ProcessMemory
 
 BUS_ID = "0000:3B:00.0"
 _HANDLE = struct.Struct("<QQ")
-_FAR, _APART = 0x7000_0000_0000, 1 << 40
+_FAR = 0x7000_0000_0000
 
 
 class ModelledCuda:
     """One GPU. `opened`: base here to exporter, address there, bytes and how often. `refuse`: call to the error that it
-    is answered with."""
+    is answered with. `apart`: bytes from where one allocation is opened to the next."""
+
+    apart = 1 << 40
 
     def __init__(self) -> None:
         self.refuse: dict[str, str] = {}
@@ -87,7 +89,7 @@ class ModelledCuda:
                     self.opened[base] = (*known[:3], known[3] + 1)
                     return base
             self._made += 1
-            base = _FAR + self._made * _APART
+            base = _FAR + self._made * self.apart
             self.opened[base] = pid, address, size, 1
         return base
 

@@ -91,6 +91,22 @@ def test_rows_that_lie_too_far_apart_for_one_copy_are_copied_one_by_one(monkeypa
     assert rank.cuda.copies == ["run"] * len(COLUMNS)
 
 
+def test_no_copy_reaches_from_one_allocation_into_another():
+    cuda = ModelledCuda()
+    cuda.apart = 1 << 30
+    memory = np.arange(256, dtype=np.uint8)
+    cuda.enter(0)
+    handles = [cuda.export(memory.ctypes.data + at).hex() for at in (0, 128)]
+    held = Held()
+    allocations = Gpus(lambda: cuda).open([[BUS_ID, handle] for handle in handles], held)
+    place = allocations.place([[0, 64, 0], [0, 64, 1]])
+    with Block() as block:
+        served = ServedRank(ProcessMemory(os.getpid()), {"state": place}, held)
+        served.read(asked([[0, 64], [64, 64]]), block)
+        assert block.bytes[:128].tobytes() == memory[:64].tobytes() + memory[128:192].tobytes()
+    assert cuda.copies == ["run", "run"]
+
+
 def test_without_the_wait_for_its_copies_a_relay_would_send_what_was_there_before(monkeypatch: pytest.MonkeyPatch):
     rank, table = OnDevice(), [[0, 4_096]]
     monkeypatch.setattr(rank.cuda, "synchronize", lambda stream: None)
@@ -184,9 +200,11 @@ def relay_over(cuda: Callable[[], Any]) -> Iterator[Relay]:
     relay = Relay(RelayConfig(local, "127.0.0.1", (0, 0), (KEY,), (os.getuid(),)), cuda)
     thread = threading.Thread(target=relay.serve)
     thread.start()
-    yield relay
-    relay.end()
-    thread.join(LIMIT_S)
+    try:
+        yield relay
+    finally:
+        relay.end()
+        thread.join(LIMIT_S)
     assert not thread.is_alive()
 
 
@@ -249,6 +267,11 @@ def test_a_relay_that_may_not_open_the_memory_says_so_with_the_remedy_and_goes_o
         with pytest.raises(NoRelay, match=r"cuIpcOpenMemHandle: CUDA_ERROR_INVALID_VALUE; .*--pid=host --ipc=host"):
             registered(relay, rank)
         rank.cuda.refuse.clear()
+        good, rank.pieces["state"] = rank.pieces["state"], [(0, 2**60, 0)]
+        with pytest.raises(NoRelay, match="ends after its allocation"):
+            registered(relay, rank)
+        assert until(lambda: not rank.cuda.opened)
+        rank.pieces["state"] = good
         registered(relay, rank).close()
 
 
