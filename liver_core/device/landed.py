@@ -6,10 +6,11 @@ an attribute of the device. Written after the documentation of CUDA's driver; no
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 
 import torch
+
+from liver_core import cuda_driver
 
 # cuda.h of CUDA 13: CUdevice_attribute, CUflushGPUDirectRDMAWritesTarget and -Scope.
 _WRITES_ORDERING, _ORDERED_FOR_OWNER = 118, 100
@@ -21,26 +22,14 @@ def flush_landed(device: torch.device) -> None:
 
     Raises RuntimeError if CUDA refuses.
     """
-    if device.type != "cuda" or _keeps_order(device.index or 0):
-        return
-    _check(_driver().cuFlushGPUDirectRDMAWrites(_CURRENT_CONTEXT, _TO_OWNER), "cuFlushGPUDirectRDMAWrites")
+    try:
+        if device.type == "cuda" and not _keeps_order(device.index or 0):
+            cuda_driver.load().call("cuFlushGPUDirectRDMAWrites", _CURRENT_CONTEXT, _TO_OWNER)
+    except cuda_driver.CudaRefused as error:
+        raise RuntimeError(str(error)) from error
 
 
 @cache
 def _keeps_order(index: int) -> bool:
-    ordering = ctypes.c_int(0)
-    driver = _driver()
-    handle = ctypes.c_int(0)
-    _check(driver.cuDeviceGet(ctypes.byref(handle), index), "cuDeviceGet")
-    _check(driver.cuDeviceGetAttribute(ctypes.byref(ordering), _WRITES_ORDERING, handle), "cuDeviceGetAttribute")
-    return ordering.value >= _ORDERED_FOR_OWNER
-
-
-@cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-def _check(status: int, call: str) -> None:
-    if status:
-        raise RuntimeError(f"{call}: CUDA driver error {status}")
+    driver = cuda_driver.load()
+    return driver.attribute(driver.device(index), _WRITES_ORDERING) >= _ORDERED_FOR_OWNER

@@ -76,8 +76,8 @@ class HandoffMemory:
 
     `present`, `following`: the two worlds, each as it trains. `stream`: the least that streaming takes, None where
     there is no room for it: then the state is copied in the pause. `landing`: where reads land on their way to host
-    memory. `choices`: what of the next world may wait on the device, most first; `waits`: what does, None where there
-    is no room in any way, and `refusal` says why.
+    memory. `relay`: its context. `choices`: what of the next world may wait on the device, most first; `waits`: what
+    does, None where there is no room in any way, and `refusal` says why.
     """
 
     present: RankMemory
@@ -85,6 +85,7 @@ class HandoffMemory:
     stream: Streaming | None
     certificate: int
     landing: int
+    relay: int
     choices: tuple[MemoryPlacement, ...]
     waits: MemoryPlacement | None = None
     refusal: str = ""
@@ -98,7 +99,7 @@ class HandoffMemory:
         """The most on the device before the cutover, and after it, where so much waits there. The communicators of the
         world that trained are there for a while afterwards."""
         tiles = replay_bytes(self.stream.tile_elements, waits.staged_kinds) if self.stream else 0
-        extra = self.following.nccl + self.ring + tiles + self.certificate + self.landing
+        extra = self.following.nccl + self.ring + tiles + self.certificate + self.landing + self.relay
         return max(self.present.total + extra + waits.device_bytes, self.following.total + self.present.nccl)
 
 
@@ -154,7 +155,7 @@ def handoff_memory(
     following = rank_memory(training, target, overheads)
     wanted = areas(manifest_of(training.model), target, following.stage)
     stream = least_streaming(ring_bytes(present.own_gradients, DEPTH_LEAST), following.elements)
-    beside = (overheads.certificate, overheads.landing)
+    beside = (overheads.certificate, overheads.landing, overheads.relay)
     training_bytes = present.total + following.nccl + sum(beside)
     more = max(0, following.cast - present.cast)
     room = Room(device_bytes - training_bytes, host_bytes, held_bytes=present.state, stream=stream, cast_bytes=more)

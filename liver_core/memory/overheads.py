@@ -24,7 +24,8 @@ class DeviceOverheads:
     multiplies (NVIDIA, cuBLAS documentation, `cublasSetWorkspace`); training's does, and that of a replayed step may.
     nccl_per_world: the communicators of one world, which share the resources of one (`worlds.nccl_groups`); 7 GB where
     each has its own (measured by others on 8 H100s in TP2xPP2xDP2). A world of one rank has none. certificate: while
-    the state is summed. landing: while state is read for host memory.
+    the state is summed. landing: while state is read for host memory. relay: context of the stream relay of this node,
+    which all handoffs count, though one inside a node starts none. A context alone: a relay loads no kernels.
     """
 
     context: int = 500_000_000
@@ -32,6 +33,7 @@ class DeviceOverheads:
     nccl_per_world: int = 2_000_000_000
     certificate: int = CERTIFICATE_TENSORS * CERTIFICATE_WORDS * 8
     landing: int = LANDING_BYTES
+    relay: int = 500_000_000
 
     def nccl(self, world_size: int) -> int:
         """Of one world."""
@@ -42,11 +44,11 @@ def default_budget(free_bytes: int, total_bytes: int, world_size: int, overheads
     """What a handoff may add to a device of which `free_bytes` of `total_bytes` are free, where no limit is given.
 
     Free is what the driver says while the present world trains: what its steps need at their peak is not free. Left out
-    are the communicators of the next world, the certificate, where reads land that go on to host memory, and a part of
-    the device that its allocator may lose between blocks.
+    are the communicators of the next world, the certificate, where reads land that go on to host memory, a relay's
+    context, and a part of the device that its allocator may lose between blocks.
     """
     overheads = overheads or DeviceOverheads()
-    taken = overheads.nccl(world_size) + overheads.certificate + overheads.landing
+    taken = overheads.nccl(world_size) + overheads.certificate + overheads.landing + overheads.relay
     return max(0, free_bytes - taken - total_bytes // SCATTERED_SHARE)
 
 

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from liver_core.device import DeviceWait, settle
 from liver_core.device.region import AnyRegion
 from liver_core.device.threads import background
+from liver_core.transport.landing_blocks import LandingBlocks, spread
 from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout
 from liver_core.transport.regions import (
     Address,
@@ -35,13 +36,13 @@ from liver_core.transport.regions import (
     batches,
     check_reads,
     sliceable,
-    spread,
 )
 
 ROUND_BYTES_MAX = 4 << 20
 ROUND_RUNS_MAX = 4096
 ROUNDS_IN_FLIGHT = 4
-"""Staging at a reader is at most twice ROUND_BYTES_MAX for each round in flight, 32 MiB; at a source 8 MiB."""
+"""Staging at a reader is at most twice ROUND_BYTES_MAX for each round in flight, 32 MiB, and two on their way to a
+device; at a source 8 MiB."""
 
 INBOX_BUSY_PERIOD_S, INBOX_IDLE_PERIOD_S = 0.001, 0.03
 INBOX_BUSY_S = 1.0
@@ -159,7 +160,7 @@ class TorchDistributedTransport:
         self._token = (token or os.urandom(TOKEN_BYTES)).hex()
         self._regions = Regions()
         self._peers: dict[int, _GlooPeer] = {}
-        self._free: list[torch.Tensor] = []
+        self._blocks = LandingBlocks(2 * ROUND_BYTES_MAX)
         self._pairs_made = 0
         self._open = True
         self._stop = threading.Event()
@@ -249,7 +250,7 @@ class TorchDistributedTransport:
         self.stop_progress()
         self._open = False
         self._peers.clear()
-        self._free.clear()
+        self._blocks.clear()
         self._regions = Regions()
         self._store = None  # Ends the connection, where nobody else holds it.
 
@@ -272,7 +273,7 @@ class TorchDistributedTransport:
         if _left(deadline) <= 0:
             raise TransportTimeout(Call.READ, "deadline passed before it was asked", peer=each.peer, kind=each.kind)
         peer.tag += 1
-        each.staging = self._free.pop() if self._free else torch.empty(2 * ROUND_BYTES_MAX, dtype=torch.uint8)
+        each.staging = self._blocks.take(self._regions.targets[each.kind].region.device)
         part = each.staging[: int(each.table[:, 2].sum())]
         try:
             each.work = peer.pair.recv([part], 1, peer.tag)
@@ -292,8 +293,9 @@ class TorchDistributedTransport:
             peer.pair = None  # gloo closes the connection on any error; its staging is dropped with it.
             text = f"{peer.address.name!r} did not send: {error}"
             raise _failure(Call.READ, deadline, text, each.peer, each.kind) from error
-        spread(each.staging, self._regions.targets[each.kind].memory, each.table)
-        self._free.append(each.staging)
+        target = self._regions.targets[each.kind].memory
+        spread(each.staging, target, each.table)
+        self._blocks.give_back(each.staging, target.device)
 
     def _check_open(self, phase: Call) -> None:
         if not self._open:

@@ -135,11 +135,19 @@ class RegionBytes:
         self.starts = _running(np.array([len(view) for view in self.views], dtype=np.int64))
         self.size = sum(len(view) for view in self.views)
 
+    @property
+    def device(self) -> torch.device:
+        return self.views[0].device
+
     def located(self, runs: np.ndarray) -> Iterator[tuple[int, int, int]]:
-        """Of runs (offset, length): number of the piece, offset in it, length. Raises ValueError where one is not in
-        one piece."""
+        """As `placed`, run by run."""
         if len(runs) == len(self.views) == 1 and 0 <= runs[0, 0] <= self.size - runs[0, 1] and runs[0, 1] > 0:
             return iter(((0, int(runs[0, 0]), int(runs[0, 1])),))
+        return zip(*(column.tolist() for column in self.placed(runs)), strict=True)
+
+    def placed(self, runs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of runs (offset, length): number of the piece, offset in it, length. Raises ValueError where one is not in
+        one piece."""
         offsets, lengths = runs.T
         if len(runs) and (offsets.min() < 0 or lengths.min() < 1):
             raise ValueError("a run begins before the region or is empty")
@@ -147,7 +155,7 @@ class RegionBytes:
         ends = np.append(self.starts[1:], self.size)[pieces]
         if (offsets + lengths > ends).any():
             raise ValueError("a run ends after its piece")
-        return zip(pieces.tolist(), (offsets - self.starts[pieces]).tolist(), lengths.tolist(), strict=True)
+        return pieces, offsets - self.starts[pieces], lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,17 +300,9 @@ def _cut_row(s: int, t: int, length: int, source: Region, target: Region) -> Ite
         s, t, length = s + part, t + part, length - part
 
 
-def spread(staging: torch.Tensor, target: RegionBytes, table: Table) -> None:
-    """Copy bytes that lie one run behind the other in host memory to where `table` wants them."""
-    ours, theirs, at = *sliceable(target, staging), 0
-    for piece, start, length in target.located(table[:, 1:]):
-        ours[piece][start : start + length] = theirs[at : at + length]
-        at += length
-
-
 def sliceable(region: RegionBytes, staging: torch.Tensor) -> tuple[Sequence[Any], Any]:
     """As numpy arrays where all are in host memory: slicing and copying those costs a tenth of torch's."""
-    if is_host(region.views[0].device):
+    if is_host(region.device):
         return [view.numpy() for view in region.views], staging.numpy()
     return region.views, staging
 

@@ -62,6 +62,7 @@ PARTS = (
     Part("steps", 100, "step time of the reference job with and without a handoff beside it, and pauses"),
     Part("product", 200, "service, agents and a job that loses, gains and loses nodes, beside the device"),
     Part("several", 50, "TP2xPP2 to PP3 and back, a GPU for each rank"),
+    Part("relay", 60, "reads over a stream relay while the source rewrites: edges, bandwidth, step time"),
 )
 
 

@@ -7,12 +7,14 @@ import json
 import logging
 import signal
 import sys
+from collections.abc import Callable
 
+from liver_core import cuda_driver
 from liver_core.transport.relay.messages import handoff_key
 from liver_core.transport.relay.relay import Relay, RelayConfig
 
 
-def main() -> int:
+def main(load_cuda: Callable[[], cuda_driver.CudaDriver] = cuda_driver.load) -> int:
     """Serve until told to end. 2: it cannot listen, and standard output says why."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s relay: %(message)s")
     given = json.loads(sys.stdin.readline())
@@ -26,7 +28,7 @@ def main() -> int:
         stream_bytes_per_s=None if (gbps := given.get("stream_gbps_max")) is None else gbps * 1e9 / 8,
     )
     try:
-        relay = Relay(config)
+        relay = Relay(config, load_cuda)
     except OSError as error:
         sys.stdout.write(
             json.dumps({"error": f"{config.host}, ports {low} to {high}: {error.strerror or error}"}) + "\n"

@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from liver_core.device import is_host
+from liver_core.transport.landing_blocks import LandingBlocks, spread
 from liver_core.transport.protocol import Guard
-from liver_core.transport.regions import RegionBytes, Table, spread
+from liver_core.transport.regions import RegionBytes, Table
 from liver_core.transport.relay.messages import ANSWER_HEADER_BYTES, Answer, Request, Status, WireError
 
 CHUNK_BYTES = 1 << 20
@@ -65,7 +65,9 @@ class Link:
         self._number = self._expected = 0
         self._header = bytearray(ANSWER_HEADER_BYTES)
         self._answer: Answer | None = None
-        self._spread: np.ndarray | None = None
+        self._blocks = LandingBlocks(2 * CHUNK_BYTES)
+        self._block: torch.Tensor | None = None
+        self._text = bytearray()
         self._least = 1
         self._views: deque[memoryview] = deque([memoryview(self._header)])
 
@@ -132,12 +134,13 @@ class Link:
         chunk = self.asked.popleft()
         self.asked_bytes -= chunk.bytes
         self._expected += 1
-        if answer.status is Status.WHOLE and not self._in_place(chunk):
-            spread(torch.from_numpy(self._buffer(answer.bytes)), chunk.target, chunk.table)
-        self._answer = None
+        if self._block is not None:
+            spread(self._block, chunk.target, chunk.table)
+            self._blocks.give_back(self._block, chunk.target.device)
+        text, self._text = self._text.decode(errors="replace"), bytearray()
+        self._answer = self._block = None
         self._views.append(memoryview(self._header))
-        refused = answer.status is Status.REFUSED
-        self._on_chunk(chunk, answer, self._buffer(answer.bytes).tobytes().decode(errors="replace") if refused else "")
+        self._on_chunk(chunk, answer, text)
 
     def _sleep_until_much(self) -> None:
         """Have the kernel wake this thread for what is missing, or a good part of it: each look costs the training
@@ -148,19 +151,18 @@ class Link:
             self._least = least
 
     def _landing(self, chunk: Chunk, answer: Answer) -> Iterable[memoryview]:
-        if answer.status is Status.WHOLE and self._in_place(chunk):
+        if answer.status is Status.REFUSED:
+            self._text = bytearray(answer.bytes)
+            return [memoryview(self._text)]
+        if self._in_place(chunk):
             views = [view.numpy().data for view in chunk.target.views]
             runs = chunk.target.located(chunk.table[:, 1:])
             return [views[piece][start : start + length] for piece, start, length in runs]
-        return [self._buffer(answer.bytes).data]
+        self._block = self._blocks.take(chunk.target.device)
+        return [self._block.numpy().data[: answer.bytes]]
 
     def _in_place(self, chunk: Chunk) -> bool:
-        return len(chunk.table) <= VIEWS_MAX and is_host(chunk.target.views[0].device)
-
-    def _buffer(self, size: int) -> np.ndarray:
-        if self._spread is None or len(self._spread) < size:
-            self._spread = np.empty(max(size, 2 * CHUNK_BYTES), dtype=np.uint8)
-        return self._spread[:size]
+        return len(chunk.table) <= VIEWS_MAX and is_host(chunk.target.device)
 
 
 class Links:

@@ -16,6 +16,8 @@ from liver_core.transport.relay.messages import WireError
 from liver_core.transport.relay.sockets import peer_process, receive_local, send_local
 
 ANSWER_S = 5.0
+DEVICE_S = 20.0
+"""More, to load CUDA's driver, make a context and open what lies on devices."""
 RETRY_S = 0.05
 DIAL_S = 5.0
 """A firewall that drops packets answers nothing, and there is another way to read."""
@@ -32,14 +34,22 @@ class LocalRelay:
     name: str
 
     def register(
-        self, endpoint: str, token: bytes, token_at: int, regions: Mapping[str, Sequence[tuple[int, int]]]
+        self,
+        endpoint: str,
+        token: bytes,
+        tokens: Sequence[str],
+        regions: Mapping[str, Sequence[tuple[int, ...]]],
+        allocations: Sequence[tuple[str, str]] = (),
     ) -> tuple[socket.socket, str, int]:
-        """Have the relay serve `regions` (address and bytes of each piece) under this name as long as the returned
-        socket is open; also where peers reach it. It has read `token` at `token_at` of this process. Raises NoRelay."""
+        """Have the relay serve `regions` under this name as long as the returned socket is open; also where peers reach
+        it. Of each piece: address and bytes, on a device as `Exports` locates it, whose `allocations` go with it. The
+        relay has read `token` in those regions that `tokens` names. Raises NoRelay."""
         connection = self._connect()
+        message = {"register": endpoint, "tokens": tokens, "regions": dict(regions), "allocations": allocations}
         try:
-            said = self._ask(connection, {"register": endpoint, "token_at": token_at, "regions": dict(regions)})[0]
-            if said.get("token") != token.hex():
+            connection.settimeout(ANSWER_S + (DEVICE_S if allocations else 0.0))
+            said = self._ask(connection, message)[0]
+            if said.get("tokens") != [token.hex()] * len(tokens):
                 raise NoRelay("the relay read other bytes than there are: it sees other processes than this one")
             host, port = str(said["host"]), int(said["port"])
         except (KeyError, TypeError, ValueError) as error:

@@ -8,17 +8,20 @@ from __future__ import annotations
 import ctypes
 import os
 import select
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from liver_core.transport.protocol import Guard
-from liver_core.transport.relay.messages import Request
+from liver_core.transport.relay.messages import BYTES_MAX, Request
 
 IOV_MAX = 1024
+WORD_BYTES = 8
 COUNTERS_MAX = 64
 """So many addresses of counters are kept."""
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -44,8 +47,38 @@ class UnreadableMemory(Exception):
     """What was asked for cannot be read. The text says why."""
 
 
+class Block:
+    """Host memory in which one thread gathers what it sends. `bytes`: uint8, BYTES_MAX and a word for counters, which a
+    device replaces by memory that it writes to itself. `streams`: by device. `with` releases what devices gave."""
+
+    def __init__(self) -> None:
+        self.bytes = np.empty(BYTES_MAX + WORD_BYTES, dtype=np.uint8)
+        self.pinned = False
+        self.streams: dict[int, int] = {}
+        self.release = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release.close()
+
+
+class Memory(Protocol):
+    """Of a process, or of a device that processes share. For any thread, each with a block of its own."""
+
+    def read(self, places: np.ndarray, block: Block) -> None:
+        """Fill the block's bytes from `places`: uint64 (runs, 2) of address and length. Raises UnreadableMemory."""
+        ...
+
+    def word(self, address: int, block: Block) -> int:
+        """The int64 there. As `read`; the bytes that were read stay."""
+        ...
+
+
 class ProcessMemory:
-    """Of one process, as long as it lives."""
+    """`Memory` of the host, of one process as long as it lives. Believe nothing that was read before `check_lives`: the
+    number may have become another process's."""
 
     def __init__(self, pid: int) -> None:
         """Raises UnreadableMemory if there is no such process."""
@@ -55,20 +88,15 @@ class ProcessMemory:
         except OSError as error:
             raise UnreadableMemory(f"there is no process {pid}: {error.strerror}") from None
 
-    def read(self, places: np.ndarray, into: np.ndarray) -> None:
-        """Fill `into` (uint8) from `places`: uint64 (runs, 2) of address and length. Raises UnreadableMemory.
-
-        Believe nothing of it before `check_lives`: the number may have become another process's.
-        """
-        address, done = into.ctypes.data, 0
+    def read(self, places: np.ndarray, block: Block) -> None:
+        address, done = block.bytes.ctypes.data, 0
         for start in range(0, len(places), IOV_MAX):
             part = np.ascontiguousarray(places[start : start + IOV_MAX])
             size = int(part[:, 1].sum()) if len(part) > 1 else int(part[0, 1])
             self._read(part.ctypes.data, len(part), address + done, size)
             done += size
 
-    def word(self, address: int) -> int:
-        """The int64 there. As `read`."""
+    def word(self, address: int, block: Block) -> int:
         value, remote = ctypes.c_int64(), _IoVec(address, 8)
         self._read(ctypes.addressof(remote), 1, ctypes.addressof(value), 8)
         return value.value
@@ -100,24 +128,22 @@ def _why_not(pid: int, number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a region's bytes lie: piece after piece, each from `starts` of the region at `bases` in memory."""
+    """Where a region's bytes lie: piece after piece, each from `starts` of the region at `bases` in `memory`."""
 
+    memory: Memory
     starts: np.ndarray
     bases: np.ndarray
     size: int
 
     @staticmethod
-    def of(pieces: Sequence[Sequence[int]]) -> Place:
+    def of(memory: Memory, pieces: Sequence[Sequence[int]] | np.ndarray) -> Place:
         """`pieces`: address and bytes of each. Raises UnreadableMemory for what is no memory."""
-        try:
-            table = np.array(pieces, dtype=np.uint64).reshape(len(pieces), 2)
-        except (OverflowError, TypeError, ValueError) as error:
-            raise UnreadableMemory(f"not the pieces of a region: {error}") from None
+        table = pieces_of(pieces, 2)
         sizes = table[:, 1].astype(np.int64)
-        if not len(table) or (sizes < 0).any() or int(sizes.astype(object).sum()) >= 1 << 62:
-            raise UnreadableMemory("a region has one piece or more, and none is that large")
+        if (sizes < 0).any() or int(sizes.astype(object).sum()) >= 1 << 62:
+            raise UnreadableMemory("no piece of a region is that large")
         ends = np.cumsum(sizes)
-        return Place(ends - sizes, table[:, 0], int(ends[-1]))
+        return Place(memory, ends - sizes, table[:, 0], int(ends[-1]))
 
     def located(self, table: np.ndarray) -> np.ndarray:
         """uint64 (runs, 2) of address and length. Raises UnreadableMemory for a run that is not inside one piece."""
@@ -134,34 +160,84 @@ class Place:
         return found
 
 
+def pieces_of(pieces: Any, columns: int) -> np.ndarray:
+    """uint64 (pieces, columns), one piece or more. Raises UnreadableMemory for what is no such table."""
+    try:
+        table = np.array(pieces, dtype=np.uint64).reshape(len(pieces), columns)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise UnreadableMemory(f"not the pieces of a region: {error}") from None
+    if not len(table):
+        raise UnreadableMemory("a region has one piece or more")
+    return table
+
+
+class Held:
+    """What an endpoint holds open while it is served. `release` ends it: at `close`, or after the last read of then."""
+
+    def __init__(self) -> None:
+        self.release = ExitStack()
+        self._lock = threading.Lock()
+        self._reads = 0
+        self._closed = False
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """A read, during which all stays open. Raises UnreadableMemory after `close`."""
+        with self._lock:
+            if self._closed:
+                raise UnreadableMemory("its rank has left")
+            self._reads += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reads -= 1
+            self._release_unused()
+
+    def close(self) -> None:
+        """Waits for nobody."""
+        with self._lock:
+            self._closed = True
+        self._release_unused()
+
+    def _release_unused(self) -> None:
+        with self._lock:
+            release = self.release.pop_all() if self._closed and not self._reads else ExitStack()
+        release.close()
+
+
 @dataclass(frozen=True, slots=True)
 class ServedRank:
     """An endpoint of a rank whose regions are read. `read` may be called from any thread. `counters`: addresses of
     guards that were asked for."""
 
-    memory: ProcessMemory
+    process: ProcessMemory
     places: Mapping[str, Place]
+    held: Held = field(default_factory=Held)
     counters: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
 
-    def read(self, request: Request, into: np.ndarray) -> tuple[bool, int]:
-        """Fill `into` (uint8, as long as the request's bytes): whether the guard held, and what its counter was.
+    def read(self, request: Request, block: Block) -> tuple[bool, int]:
+        """Fill the block with the request's bytes: whether the guard held, and what its counter was.
 
         Raises UnreadableMemory for a region, a run or a guard that there is not.
         """
-        places = self._place(request.kind).located(request.table)
-        held, value = True, 0
-        if request.guard is None:
-            self.memory.read(places, into)
-        else:
-            counter = self._counter(request.guard)
-            value = self.memory.word(counter)
-            held = value == request.guard.value
+        place = self._place(request.kind)
+        places = place.located(request.table)
+        with self.held.reading():
+            held, value = self._look(request.guard, block)
             if held:
-                self.memory.read(places, into)
-                value = self.memory.word(counter)
-                held = value == request.guard.value
-        self.memory.check_lives()
+                place.memory.read(places, block)
+                if request.guard is not None:
+                    held, value = self._look(request.guard, block)
+        self.process.check_lives()
         return held, value
+
+    def _look(self, guard: Guard | None, block: Block) -> tuple[bool, int]:
+        """Whether it holds now, and what its counter is."""
+        if guard is None:
+            return True, 0
+        value = self._place(guard.kind).memory.word(self._counter(guard), block)
+        return value == guard.value, value
 
     def _counter(self, guard: Guard) -> int:
         """Where it lies in the process."""

@@ -1,5 +1,5 @@
 """The relay itself: ranks of this machine register what may be read, and have it connect them to other relays. Readers
-on other machines ask for bytes, which it reads out of the ranks' memory without their help.
+on other machines ask for bytes, which it reads out of the ranks' memory, on host and GPU, without their help.
 
 A thread for each connection; each holds one answer in memory. A rank is forgotten when its connection ends, or its
 process does. Only who holds the handoff's key is let in; only processes of the ranks' user may register or dial.
@@ -18,7 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from liver_core.transport.relay.memory import Place, ProcessMemory, ServedRank, UnreadableMemory
+from liver_core import cuda_driver
+from liver_core.transport.relay.device_memory import Gpus
+from liver_core.transport.relay.memory import Block, Held, Place, ProcessMemory, ServedRank, UnreadableMemory
 from liver_core.transport.relay.messages import (
     REQUEST_HEADER_BYTES,
     TEXT_BYTES_MAX,
@@ -43,7 +45,7 @@ STRANGERS_MAX = 256
 """Connections that have not proved yet that they hold the key."""
 LOCALS_MAX = 256
 ENDPOINTS_MAX = 256
-TOKEN_BYTES = 32
+TOKEN_BYTES, TOKENS_MAX = 32, 8
 DIAL_S_MAX = 30.0
 UNUSED_S, LONELY_S = 900.0, 10.0
 """A relay ends when no rank has come within the first, and when none is connected any more for the second: its handoff
@@ -104,9 +106,11 @@ class Budget:
 class Relay:
     """See the module. `port` is known from the start; `serve` returns when the relay is over."""
 
-    def __init__(self, config: RelayConfig) -> None:
-        """Raises OSError where no port is free, or the local name is taken."""
+    def __init__(self, config: RelayConfig, load_cuda: Callable[[], cuda_driver.CudaDriver] = cuda_driver.load) -> None:
+        """Raises OSError where no port is free, or the local name is taken. `load_cuda`: called when a rank has named
+        its GPU."""
         self.config = config
+        self._gpus = Gpus(load_cuda)
         self.counts = RelayCounts()
         self._endpoints: dict[str, ServedRank] = {}
         self._lock = threading.Lock()
@@ -182,32 +186,30 @@ class Relay:
                     self._readers.discard(connection)
 
     def _answer_all(self, connection: socket.socket) -> None:
-        buffer = np.empty(0, dtype=np.uint8)
-        while not self._ended.is_set():
-            header = receive(connection, REQUEST_HEADER_BYTES)
-            request = Request.decode(header, receive(connection, Request.body_bytes(header)))
-            if (size := request.bytes) > len(buffer):
-                buffer = np.empty(size, dtype=np.uint8)
-            answer, text = self._answer(request, buffer[:size])
-            whole = answer.status is Status.WHOLE
-            if request.guard is not None:
-                self._budget.take(answer.bytes)
-            send_all(connection, [answer.encode(), buffer[:size] if whole else text])
+        with Block() as block:
+            while not self._ended.is_set():
+                header = receive(connection, REQUEST_HEADER_BYTES)
+                request = Request.decode(header, receive(connection, Request.body_bytes(header)))
+                answer, text = self._answer(request, block)
+                whole = answer.status is Status.WHOLE
+                if request.guard is not None:
+                    self._budget.take(answer.bytes)
+                send_all(connection, [answer.encode(), block.bytes[: answer.bytes] if whole else text])
 
-    def _answer(self, request: Request, into: np.ndarray) -> tuple[Answer, bytes]:
+    def _answer(self, request: Request, block: Block) -> tuple[Answer, bytes]:
         served, counts = self._endpoints.get(request.source), self.counts
         try:
             if served is None:
                 raise UnreadableMemory(f"no endpoint {request.source[:64]!r} here: its rank has ended, or never was")
-            held, value = served.read(request, into)
+            held, value = served.read(request, block)
         except UnreadableMemory as error:
             text = str(error).encode()[:TEXT_BYTES_MAX]
             counts.refused += 1
             return Answer(request.number, Status.REFUSED, 0, len(text)), text
         counts.reads += 1
         if held:
-            counts.bytes += len(into)
-            return Answer(request.number, Status.WHOLE, value, len(into)), b""
+            counts.bytes += request.bytes
+            return Answer(request.number, Status.WHOLE, value, request.bytes), b""
         assert request.guard is not None
         counts.moved += 1
         return Answer(request.number, Status.MOVED, value, 0), b""
@@ -243,15 +245,17 @@ class Relay:
                 del self._endpoints[name]
             self._local_count -= 1
             self._lonely_from = time.monotonic() + LONELY_S
+        for served in registered.values():
+            served.held.close()
 
     def _obey(
         self, connection: socket.socket, pid: int, message: dict[str, Any], registered: dict[str, ServedRank]
     ) -> None:
         try:
             match message:
-                case {"register": str(name), "token_at": int(token_at), "regions": dict(regions)}:
-                    token = self._register(name, pid, token_at, regions, registered)
-                    send_local(connection, {"host": self.config.host, "port": self.port, "token": token.hex()})
+                case {"register": str(name), "tokens": list(), "regions": dict(), "allocations": list()}:
+                    tokens = self._register(name, pid, message, registered)
+                    send_local(connection, {"host": self.config.host, "port": self.port, "tokens": tokens})
                 case {"dial": [str(host), int(port)], "seconds": int() | float() as seconds}:
                     deadline = time.monotonic() + min(float(seconds), DIAL_S_MAX)
                     with dial(host, port, self.config.host, self.config.keys, deadline) as reader:
@@ -261,19 +265,36 @@ class Relay:
         except (OSError, UnreadableMemory, WireError) as error:
             send_local(connection, {"error": str(error) or type(error).__name__})
 
-    def _register(
-        self, name: str, pid: int, token_at: int, regions: dict[str, Any], registered: dict[str, ServedRank]
-    ) -> bytes:
-        """The bytes at the address of the token, by which the rank sees that its memory is read."""
-        served = ServedRank(ProcessMemory(pid), {str(kind): Place.of(pieces) for kind, pieces in regions.items()})
-        token = np.empty(TOKEN_BYTES, dtype=np.uint8)
-        served.memory.read(Place.of([(token_at, TOKEN_BYTES)]).located(np.array([[0, TOKEN_BYTES]])), token)
-        served.memory.check_lives()
-        with self._lock:
-            if name in self._endpoints or len(self._endpoints) >= ENDPOINTS_MAX:
-                raise WireError(f"endpoint {name!r} is registered already, or {ENDPOINTS_MAX} are")
-            self._endpoints[name] = registered[name] = served
-        return token.tobytes()
+    def _register(self, name: str, pid: int, message: dict[str, Any], registered: dict[str, ServedRank]) -> list[str]:
+        """The bytes (hex) of the regions that hold the token, by which the rank sees that its memory is read."""
+        process, held = ProcessMemory(pid), Held()
+        try:
+            allocations = self._gpus.open(message["allocations"], held)
+            places = {
+                str(kind): allocations.place(pieces) if _on_device(pieces) else Place.of(process, pieces)
+                for kind, pieces in message["regions"].items()
+            }
+            served = ServedRank(process, places, held)
+            with Block() as block:
+                tokens = [_token_in(served, str(kind), block) for kind in message["tokens"][:TOKENS_MAX]]
+            with self._lock:
+                if name in self._endpoints or len(self._endpoints) >= ENDPOINTS_MAX:
+                    raise WireError(f"endpoint {name!r} is registered already, or {ENDPOINTS_MAX} are")
+                self._endpoints[name] = registered[name] = served
+        except BaseException:
+            held.close()
+            raise
+        return tokens
+
+
+def _on_device(pieces: Any) -> bool:
+    """Of a region; one that is none is refused by who takes it for the host's."""
+    return isinstance(pieces, list) and bool(pieces) and isinstance(pieces[0], list) and len(pieces[0]) == 3
+
+
+def _token_in(served: ServedRank, kind: str, block: Block) -> str:
+    served.read(Request(0, "", kind, np.array([[0, TOKEN_BYTES]])), block)
+    return block.bytes[:TOKEN_BYTES].tobytes().hex()
 
 
 def _in_a_thread(serve: Callable[..., None], connection: socket.socket, *rest: int) -> bool:

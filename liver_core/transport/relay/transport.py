@@ -11,17 +11,17 @@ import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+import numpy as np
 import torch
 
-from liver_core.device import is_host, settle
-from liver_core.device.region import AnyRegion
-from liver_core.device.waits import DeviceWait
-from liver_core.reshard.plan import CopyRuns
-from liver_core.transport.places import piece_addresses
+from liver_core import cuda_driver
+from liver_core.device import DeviceWait, settle
+from liver_core.device.region import AnyRegion, Region, as_region
+from liver_core.transport.places import device_of, memory_of, piece_addresses
 from liver_core.transport.protocol import (
     Call,
     GuardedRead,
@@ -32,6 +32,7 @@ from liver_core.transport.protocol import (
     TransportTimeout,
 )
 from liver_core.transport.regions import Address, Regions, Registered, batches, check_reads
+from liver_core.transport.relay.exports import Exports
 from liver_core.transport.relay.links import CHUNK_BYTES, Chunk, Links, advance
 from liver_core.transport.relay.local import DIAL_S, LocalRelay, NoRelay
 from liver_core.transport.relay.messages import RUNS_MAX, Status
@@ -40,7 +41,8 @@ from liver_core.transport.relay.relay import TOKEN_BYTES
 KIND = "relay"
 CONNECTIONS = min(4, max(1, (os.cpu_count() or 1) // 4))
 """To each relay. Each keeps a core busy at either end: two on two cores brought 10 Gb/s a third less than one."""
-_TOKEN = "token"
+_TOKENS = {"DRAM": "token", "VRAM": "token on the device"}
+"""Kind of memory to the region that proves that it is read."""
 Where: TypeAlias = tuple[str, int]
 """Host and port of a relay."""
 
@@ -52,17 +54,26 @@ class _Peer:
 
 
 class RelayTransport:
-    """See the module and `Transport`. `local`: the relay of this machine."""
+    """See the module and `Transport`. `local`: the relay of this machine. `load_cuda`: called when a source lies on a
+    GPU."""
 
     one_sided = True
 
-    def __init__(self, name: str, local: LocalRelay) -> None:
+    def __init__(
+        self,
+        name: str,
+        local: LocalRelay,
+        load_cuda: Callable[[], cuda_driver.CudaDriver] = cuda_driver.load,
+    ) -> None:
         self.name = name
         self._local = local
         self._regions = Regions()
+        self._exports = Exports(load_cuda)
+        self._pieces: dict[str, Sequence[tuple[int, ...]]] = {}
         self._token = torch.frombuffer(bytearray(os.urandom(TOKEN_BYTES)), dtype=torch.uint8)
+        self._tokens: dict[str, torch.Tensor] = {}
         self._landing = torch.zeros(TOKEN_BYTES, dtype=torch.uint8)
-        self._proof = Registered.of(Regions().added(None, {_TOKEN: self._landing})[1][_TOKEN].region)
+        self._proof = Registered.of(as_region(self._landing))
         self._registration: socket.socket | None = None
         self._published = b""
         self._peers: dict[int, _Peer] = {}
@@ -82,30 +93,30 @@ class RelayTransport:
         self._check_open(Call.REGISTER)
         fresh = self._regions.added(sources, targets)
         for kind, each in fresh[0].items():
-            if not is_host(each.region.device):
-                raise TransportError(Call.REGISTER, "the stream relay reads host memory only, not a GPU's", kind=kind)
+            try:
+                self._pieces[kind] = self._located(each.region)
+                if _on_device(each.region):
+                    self._place_token(each.region.device)
+            except cuda_driver.CudaRefused as error:
+                text = f"the stream relay cannot read this GPU's memory: {error}"
+                raise TransportError(Call.REGISTER, text, kind=kind) from error
         self._regions.add(*fresh)
 
     def address(self) -> bytes:
         self._check_open(Call.REGISTER)
         if self._published:
             return self._published
-        regions = {
-            kind: [
-                (base, len(view)) for base, view in zip(piece_addresses(each.region), each.memory.views, strict=True)
-            ]
-            for kind, each in self._regions.sources.items()
-        }
-        extra: dict[str, str | int] = {}
-        if regions:
-            token, at = self._token.numpy().tobytes(), self._token.data_ptr()
+        extra: dict[str, str | int | list[str]] = {}
+        if self._regions.sources:
+            token, kinds = self._token.numpy().tobytes(), [_TOKENS["DRAM"], *self._tokens]
+            regions = {**self._pieces, _TOKENS["DRAM"]: self._located(as_region(self._token))}
             try:
                 self._registration, host, port = self._local.register(
-                    self.name, token, at, {**regions, _TOKEN: [(at, TOKEN_BYTES)]}
+                    self.name, token, kinds, regions, self._exports.allocations
                 )
             except NoRelay as error:
                 raise TransportError(Call.REGISTER, str(error)) from error
-            extra = {"host": host, "port": port, "token": token.hex()}
+            extra = {"host": host, "port": port, "token": token.hex(), "tokens": kinds}
         self._regions.published = True
         self._published = Address(KIND, self.name, self._regions.source_specs(), extra).encode()
         return self._published
@@ -128,18 +139,18 @@ class RelayTransport:
             raise TransportError(Call.CONNECT, f"the number is taken by {known.address.name!r}", peer=peer)
         try:
             where = str(decoded.extra["host"]), int(decoded.extra["port"])
-            token = bytes.fromhex(decoded.extra["token"])
+            token, kinds = bytes.fromhex(decoded.extra["token"]), [str(kind) for kind in decoded.extra["tokens"]]
         except (KeyError, TypeError, ValueError) as error:
             raise TransportError(Call.CONNECT, f"not an address of a source: {error!r}", peer=peer) from None
         if where not in self._links:
             self._links[where] = self._dial(peer, where, deadline)
-        table = check_reads(
-            [Read(0, _TOKEN, (CopyRuns(0, 0, TOKEN_BYTES),))], {0: {_TOKEN: self._proof.spec}}, {_TOKEN: self._proof}
-        )[0]
-        self._landing.zero_()
-        self._fetch({where: [Chunk(peer, decoded.name, _TOKEN, table, self._proof.memory)]}, deadline, Call.CONNECT)
-        if self._landing.numpy().tobytes() != token:
-            raise TransportError(Call.CONNECT, f"{decoded.name!r} is not who the address says", peer=peer)
+        table = np.array([[0, 0, TOKEN_BYTES]])
+        for kind in kinds:
+            self._landing.zero_()
+            chunk = Chunk(peer, decoded.name, kind, table, self._proof.memory)
+            self._fetch({where: [chunk]}, deadline, Call.CONNECT)
+            if self._landing.numpy().tobytes() != token:
+                raise TransportError(Call.CONNECT, f"{decoded.name!r} is not who the address says", peer=peer)
         self._peers[peer] = _Peer(decoded, where)
 
     def read(self, reads: Sequence[Read], deadline: float) -> ReadReport:
@@ -155,9 +166,11 @@ class RelayTransport:
                 work.setdefault(peer.where, []).append(chunk)
             if read.guard is not None:
                 wanted[at] = int(table[:, 2].sum())
-        reports, arrived = self._fetch(work, deadline, Call.READ)
-        for device in {self._regions.targets[read.kind].region.device for read in reads}:
-            settle(DeviceWait.LANDED, device)
+        try:
+            reports, arrived = self._fetch(work, deadline, Call.READ)
+        finally:
+            for device in {self._regions.targets[read.kind].region.device for read in reads}:
+                settle(DeviceWait.LANDED, device)
         peers = tuple(replace(reports[peer], seconds=reports[peer].seconds - start) for peer in sorted(reports))
         guarded = {at: GuardedRead(arrived[at] == size, arrived[at]) for at, size in wanted.items()}
         return ReadReport(sum(each.bytes for each in peers), time.monotonic() - start, peers, guarded)
@@ -171,7 +184,22 @@ class RelayTransport:
             self._registration.close()
             self._registration = None
         self._peers.clear()
+        self._tokens.clear()
         self._regions = Regions()
+
+    def _located(self, region: Region) -> Sequence[tuple[int, ...]]:
+        """Of each piece: address and bytes, or as `Exports` says it. Raises CudaRefused."""
+        sizes = (tensor.numel() * tensor.element_size() for tensor in region.tensors)
+        pieces = list(zip(piece_addresses(region), sizes, strict=True))
+        return self._exports.located(device_of(region), pieces) if _on_device(region) else pieces
+
+    def _place_token(self, device: torch.device) -> None:
+        """Where relay and peers prove that they read the memory of this device. Raises CudaRefused."""
+        kind = _TOKENS["VRAM"]
+        if kind not in self._tokens:
+            self._tokens[kind] = self._token.to(device, copy=True)
+            settle(DeviceWait.LANDED, device)
+            self._pieces[kind] = self._located(as_region(self._tokens[kind]))
 
     def _dial(self, peer: int, where: Where, deadline: float) -> Links:
         connections: list[socket.socket] = []
@@ -250,6 +278,10 @@ class RelayTransport:
     def _check_open(self, phase: Call) -> None:
         if not self._open:
             raise TransportError(phase, f"{self.name!r} is closed")
+
+
+def _on_device(region: Region) -> bool:
+    return bool(region.numel) and memory_of(region) == "VRAM"
 
 
 def _kind(phase: Call, chunk: Chunk) -> str | None:

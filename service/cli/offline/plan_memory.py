@@ -111,6 +111,7 @@ def _print(found: "HandoffMemory", layouts: "list[ParallelLayout]", device_bytes
             ("streaming", ring),
             ("certificate", _gb(found.certificate)),
             ("reads for host memory", _gb(found.landing)),
+            ("context of the stream relay", _gb(found.relay)),
             ("verdict", _verdict(found)),
         )
     )
@@ -163,6 +164,7 @@ def _as_json(found: "HandoffMemory", layouts: "list[ParallelLayout]", device_byt
         "ring": found.ring,
         "certificate": found.certificate,
         "landing": found.landing,
+        "relay": found.relay,
         "waits": None if waits is None else [area.name for area in waits.on_device],
         "choices": [
             {

@@ -29,7 +29,9 @@ def test_a_handoff_has_one_relay_that_outlives_the_agent(tmp_path: Path):
         token = os.urandom(32)
         memory = bytearray(token)
         at = id_of(memory)
-        connection, host, port = await asyncio.to_thread(LocalRelay(name).register, "job/2/a/0", token, at, {})
+        regions = {"token": [(at, len(token))]}
+        register = LocalRelay(name).register
+        connection, host, port = await asyncio.to_thread(register, "job/2/a/0", token, ["token"], regions)
         assert host == "127.0.0.1"
         await relays.close()
         with connection, socket.create_connection((host, port), 5):

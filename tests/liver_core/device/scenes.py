@@ -28,6 +28,7 @@ from liver_core.streaming.reader import Following, TargetStream
 from liver_core.streaming.ring import BEFORE_ANY, COUNTER, SLOTS, SourceRing, ring_kind, slot_of
 from liver_core.streaming.tiles import LOCAL
 from liver_core.transport.gloo import TorchDistributedTransport
+from liver_core.transport.landing_blocks import LandingBlocks
 from liver_core.transport.protocol import Read
 from liver_core.transport.regions import Address, Regions, RegionSpec, Registered
 from liver_core.worlds.released_storage import release
@@ -221,7 +222,7 @@ def sockets(device: LateDevice) -> None:
         def __init__(self) -> None:
             self._regions = Regions(targets={"master": Registered.of(as_region(target))})
             self._peers = {0: SimpleNamespace(address=address, pair=object())}
-            self._free: list[Any] = []
+            self._blocks = LandingBlocks(N * 4)
 
         def _check_open(self, phase: Any) -> None:
             return

@@ -127,7 +127,7 @@ def test_no_stage_needs_more_than_the_rank_that_is_shown(tp, pp, dp):
 # third, with the final norm, 361 088: multiples of 128, so that nothing is padded.
 SMALL = TrainingShape(TransformerShape(6, 128, 4, 2, 256, 512, 32), 2, 8)
 FIRST_THIRD, LAST_THIRD = 360_960, 361_088
-ROUND = DeviceOverheads(context=1_000, workspaces=200, nccl_per_world=30, certificate=7, landing=5)
+ROUND = DeviceOverheads(context=1_000, workspaces=200, nccl_per_world=30, certificate=7, landing=3, relay=2)
 # A micro-batch of two sequences of 32 takes 2 x 32 x 128 x 34 bytes in a layer.
 IN_A_LAYER = 278_528
 LAST_STAGE = 2 * IN_A_LAYER + 262_144
@@ -208,7 +208,7 @@ def _on_device(found: HandoffMemory) -> list[str]:
 def test_what_a_handoff_takes_on_the_device_by_hand():
     found = _small(10**9)
     assert (found.present.total, found.following.total) == (PRESENT, FOLLOWING)
-    assert (found.certificate, found.landing, found.ring) == (7, 5, RING)
+    assert (found.certificate, found.landing, found.relay, found.ring) == (7, 3, 2, RING)
     assert found.stream == Streaming(RING, 65_536)
     assert [found.device_bytes(waits) for waits in found.choices] == [
         TRAINING + RING + 4 * TILE + FOLLOWING_STATE,

@@ -115,7 +115,7 @@ def test_a_header_that_does_not_fit_is_refused_with_numbers():
 def test_what_a_device_has_free_is_not_all_given_to_a_handoff():
     overheads = DeviceOverheads()
     whole = default_budget(40 * 10**9, 80 * 10**9, 8)
-    beside = overheads.nccl_per_world + overheads.certificate + overheads.landing
+    beside = overheads.nccl_per_world + overheads.certificate + overheads.landing + overheads.relay
     assert whole == 40 * 10**9 - beside - 80 * 10**9 // 64
     assert default_budget(40 * 10**9, 80 * 10**9, 1) - whole == overheads.nccl_per_world
     assert default_budget(10**9, 80 * 10**9, 8) == 0

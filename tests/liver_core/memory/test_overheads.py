@@ -2,7 +2,7 @@
 
 from liver_core.memory.overheads import DeviceOverheads, default_budget
 
-ROUND = DeviceOverheads(context=1, workspaces=1, nccl_per_world=3_000, certificate=200, landing=10)
+ROUND = DeviceOverheads(context=1, workspaces=1, nccl_per_world=3_000, certificate=200, landing=6, relay=4)
 
 
 def test_a_world_of_two_ranks_has_communicators_and_one_of_one_has_none():
@@ -19,6 +19,6 @@ def test_what_is_left_of_a_device_for_a_handoff_by_hand():
 
 
 def test_without_figures_of_a_device_the_usual_ones_are_taken():
-    # The certificate: five tensors of 4 x 2^20 words of 8 bytes. The landing place: 32 x 2^20 bytes.
-    assert default_budget(3 * 10**9, 64, 1) == 3 * 10**9 - 5 * 4 * 2**20 * 8 - 32 * 2**20 - 1
+    # The certificate: five tensors of 4 x 2^20 words of 8 bytes. The landing place: 32 x 2^20 bytes. The relay: 0.5 GB.
+    assert default_budget(3 * 10**9, 64, 1) == 3 * 10**9 - 5 * 4 * 2**20 * 8 - 32 * 2**20 - 5 * 10**8 - 1
     assert default_budget(3 * 10**9, 64, 2) == default_budget(3 * 10**9, 64, 1) - 2 * 10**9

@@ -36,8 +36,12 @@ KINDS = (
     pytest.param("nixl", marks=_PROCESSES),
     pytest.param("torch", marks=_PROCESSES),
     pytest.param("relay", marks=_PROCESSES),
+    pytest.param("relay-device", marks=_PROCESSES),  # regions on a GPU, over a model of CUDA's driver
     pytest.param("mixed", marks=(*_PROCESSES, pytest.mark.thorough)),
 )
+
+RELAYS = {"relay": "liver_core.transport.relay", "relay-device": "tests.liver_core.transport.modelled_cuda"}
+"""Kind to the program of its relay."""
 
 
 class Run(CopyRuns):
@@ -112,8 +116,8 @@ def run_ranks(kind: str, size: int, scenario: Scenario, limit_s: float = 90.0) -
         finally:
             for thread in threads:
                 thread.join(5)
-    if kind == "relay":
-        with RelayProcess() as relay:
+    if kind in RELAYS:
+        with RelayProcess(module=RELAYS[kind]) as relay:
             return _on_processes(kind, size, scenario, limit_s, relay.local)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=limit_s))
     return _on_processes(kind, size, scenario, limit_s, store.port)
@@ -144,6 +148,8 @@ def _make(kind: str, name: str, shared: Any) -> Transport:
     """Imports here: an agent or a process group must not exist in the parent that forks."""
     if kind == "memory":
         return InMemoryTransport(name, shared)
+    if kind == "relay-device":
+        return _relayed_from_device(name, LocalRelay(shared))
     if kind == "relay":
         from liver_core.transport.relay.transport import RelayTransport
 
@@ -162,6 +168,17 @@ def _make(kind: str, name: str, shared: Any) -> Transport:
 
     far = TorchDistributedTransport(name, connect)
     return far if kind == "torch" else MixedTransport(name, {"nixl": _neighbours_only(name), "gloo": far})
+
+
+def _relayed_from_device(name: str, local: LocalRelay) -> Transport:
+    """From now on all regions of this process count as a GPU's, at both ends of a read."""
+    from liver_core.transport import landing_blocks
+    from liver_core.transport.relay import links, transport
+    from tests.liver_core.transport.modelled_cuda import ModelledCuda
+
+    transport.memory_of = lambda memory: "VRAM"
+    links.is_host = landing_blocks.is_host = lambda device: False
+    return transport.RelayTransport(name, local, ModelledCuda)
 
 
 def _neighbours_only(name: str) -> Transport:

@@ -17,7 +17,7 @@ READY_S = 20.0
 
 class RelayProcess:
     """One relay. Leaving the context ends it. `enter`: a command that runs it elsewhere, for example in a namespace.
-    `local`: its name there, a fresh one where none is given."""
+    `local`: its name there, a fresh one where none is given. `module`: the program."""
 
     def __init__(
         self,
@@ -26,6 +26,7 @@ class RelayProcess:
         key: str = "secret",
         local: str = "",
         enter: tuple[str, ...] = (),
+        module: str = "liver_core.transport.relay",
         **changes: Any,
     ):
         self.local = local or f"liver-test-relay-{uuid.uuid4().hex[:12]}"
@@ -38,8 +39,8 @@ class RelayProcess:
             "uids": [os.getuid()],
             **changes,
         }
-        command = [*enter, sys.executable, "-m", "liver_core.transport.relay"]
-        self._log = tempfile.TemporaryFile("w+")
+        command = [*enter, sys.executable, "-m", module]
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the relay)
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
         )

@@ -1,4 +1,4 @@
-"""The endpoint that ranks use in a handoff, while the store of that handoff stalls."""
+"""The endpoint that ranks use in a handoff: how it reads a peer, and what it does while the store stalls."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
 
 from liver_core.handoff.messages import StoreAddress
-from liver_core.transport.protocol import Transport, TransportError
+from liver_core.transport.protocol import Read, Transport, TransportError
+from tests.liver_core.transport import ranks
+from tests.liver_core.transport.ranks import Rank, Run
+from tests.liver_core.transport.relays import RelayProcess
+from tests.liver_core.transport.test_contract import NUMEL, connected, leave, numbers, same_bits
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
@@ -149,3 +154,34 @@ def test_an_endpoint_reads_over_its_other_ways_where_efa_is_refused(
     made.close()
     said = [record.getMessage() for record in caplog.records]
     assert said == ["reads over efa are not possible here: libcuda.so.1 is missing: install NVIDIA's driver"]
+
+
+@pytest.mark.parametrize(("tls", "way"), [("tcp", "relay"), ("", "nixl")])
+def test_a_rank_with_a_gpu_is_read_over_nixl_where_that_reaches_it_and_else_over_the_relay(
+    store: tuple[StoreAddress, int], tls: str, way: str
+):
+    with RelayProcess(module=ranks.RELAYS["relay-device"]) as relay:
+        scenario = partial(read_from_a_gpu, store=store[0], relay=relay.local, tls=tls)
+        assert ranks._on_processes("nixl", 2, scenario, 60.0, None) == [way, way]
+
+
+def read_from_a_gpu(rank: Rank, *, store: StoreAddress, relay: str, tls: str) -> str:
+    """`tls`: the wires that UCX has; with TCP alone it would have to emulate reads, as between machines without RDMA.
+    NIXL has no model of a GPU, so what it reads is host memory, with the settings of a rank that has one."""
+    from liver_core.transport import endpoint as ways
+    from liver_core.transport.mixed import MixedTransport
+    from liver_core.transport.nixl import NixlTransport
+    from liver_core.transport.ucx import Ucx
+
+    os.environ |= {"UCX_TLS": tls} if tls else {}
+    ways._near = lambda name, host, _: NixlTransport(name, Ucx("lo", host_memory_only=False))
+    ways.RelayTransport = ranks._relayed_from_device
+    ranks._make = lambda kind, name, shared: ways.make_endpoint(name, "127.0.0.1", store, relay)
+    target, other = torch.zeros(NUMEL), 1 - rank.rank
+    endpoint = connected(rank, {"master": numbers(rank.rank)}, {"master": target})
+    endpoint.read([Read(other, "master", (Run(0, 0, NUMEL),))], time.monotonic() + 20)
+    assert same_bits(target, numbers(other)) and endpoint.one_sided
+    assert isinstance(endpoint, MixedTransport)
+    way = endpoint.wire(other).way
+    leave(rank, endpoint)
+    return way

@@ -16,7 +16,7 @@ import pytest
 
 from liver_core.transport.protocol import Guard
 from liver_core.transport.relay.local import LocalRelay
-from liver_core.transport.relay.memory import Place, ProcessMemory, ServedRank, UnreadableMemory
+from liver_core.transport.relay.memory import Block, Place, ProcessMemory, ServedRank, UnreadableMemory
 from liver_core.transport.relay.messages import (
     ANSWER_HEADER_BYTES,
     BYTES_MAX,
@@ -27,7 +27,7 @@ from liver_core.transport.relay.messages import (
     WireError,
     handoff_key,
 )
-from liver_core.transport.relay.relay import Budget
+from liver_core.transport.relay.relay import TOKEN_BYTES, Budget
 from liver_core.transport.relay.sockets import dial, receive
 from tests.liver_core.transport.relays import RelayProcess
 from tests.tiers import sample
@@ -56,8 +56,14 @@ class Fortress:
         }
 
     def served(self) -> ServedRank:
-        places = {kind: Place.of(pieces) for kind, pieces in self.places.items()}
-        return ServedRank(ProcessMemory(os.getpid()), places)
+        process = ProcessMemory(os.getpid())
+        return ServedRank(process, {kind: Place.of(process, pieces) for kind, pieces in self.places.items()})
+
+    def register(self, relay: RelayProcess) -> socket.socket:
+        """With this process as a rank."""
+        token = np.frombuffer(os.urandom(TOKEN_BYTES), dtype=np.uint8).copy()
+        places = {**self.places, "token": [(token.ctypes.data, TOKEN_BYTES)]}
+        return LocalRelay(relay.local).register("rank", token.tobytes(), ["token"], places)[0]
 
 
 def hostile(draw: random.Random, source: str) -> tuple[bytes, bytes]:
@@ -86,7 +92,7 @@ def _table(runs: list[list[int]]) -> np.ndarray:
 
 def test_no_request_reads_a_byte_outside_the_regions_or_raises_what_is_not_expected():
     draw, fortress = random.Random(1), Fortress()
-    served, into = fortress.served(), np.zeros(BYTES_MAX, dtype=np.uint8)
+    served, block = fortress.served(), Block()
     outcomes = {"refused by its form": 0, "refused by its place": 0, "given": 0, "moved": 0}
     for _ in range(5_000):
         header, body = hostile(draw, "rank")
@@ -94,7 +100,7 @@ def test_no_request_reads_a_byte_outside_the_regions_or_raises_what_is_not_expec
             if Request.body_bytes(header) != len(body):
                 raise WireError("another length")
             request = Request.decode(header, body)
-            held, _ = served.read(request, into[: request.bytes])
+            held, _ = served.read(request, block)
         except WireError:
             outcomes["refused by its form"] += 1
         except UnreadableMemory:
@@ -102,7 +108,7 @@ def test_no_request_reads_a_byte_outside_the_regions_or_raises_what_is_not_expec
         else:
             outcomes["given" if held else "moved"] += 1
             if held and request.kind != "counter":
-                assert (into[: request.bytes] == INSIDE).all()
+                assert (block.bytes[: request.bytes] == INSIDE).all()
     assert min(outcomes.values()) > 100, outcomes
     assert len(served.counters) <= 2
 
@@ -110,11 +116,9 @@ def test_no_request_reads_a_byte_outside_the_regions_or_raises_what_is_not_expec
 @pytest.fixture
 def served_here() -> Iterator[tuple[RelayProcess, str, Fortress]]:
     """A relay with which this process is registered as a rank."""
-    fortress, token = Fortress(), np.frombuffer(os.urandom(32), dtype=np.uint8).copy()
-    with RelayProcess() as relay:
-        connection, _, _ = LocalRelay(relay.local).register("rank", token.tobytes(), token.ctypes.data, fortress.places)
-        with connection:
-            yield relay, "rank", fortress
+    fortress = Fortress()
+    with RelayProcess() as relay, fortress.register(relay):
+        yield relay, "rank", fortress
 
 
 def ask(reader: socket.socket, request: Request) -> tuple[Answer, bytes]:
@@ -173,12 +177,9 @@ def test_without_the_key_nobody_is_let_in(served_here: tuple[RelayProcess, str, 
 
 @pytest.mark.real
 def test_a_limit_holds_up_what_is_read_beside_training_and_not_the_pause():
-    fortress, token = Fortress(), np.frombuffer(os.urandom(32), dtype=np.uint8).copy()
-    with RelayProcess(stream_gbps_max=0.004) as relay:
-        register = LocalRelay(relay.local).register
-        connection, _, _ = register("rank", token.tobytes(), token.ctypes.data, fortress.places)
-        reader = dial("127.0.0.1", relay.port, "127.0.0.1", [KEY], time.monotonic() + 10)
-        with connection, reader:
+    fortress = Fortress()
+    with RelayProcess(stream_gbps_max=0.004) as relay, fortress.register(relay):
+        with dial("127.0.0.1", relay.port, "127.0.0.1", [KEY], time.monotonic() + 10) as reader:
             half = np.array([[0, REGION_BYTES // 3], [REGION_BYTES // 3, REGION_BYTES // 3]])
             seconds = []
             for guard in (None, Guard("counter", 0, 8)):
@@ -223,6 +224,6 @@ def test_a_process_that_has_ended_is_not_read():
     memory = ProcessMemory(pid)
     os.waitpid(pid, 0)
     with pytest.raises(UnreadableMemory):
-        memory.word(0x1000)
+        memory.word(0x1000, Block())
     with pytest.raises(UnreadableMemory, match="has ended"):
         memory.check_lives()

@@ -37,10 +37,10 @@ def test_the_plan_says_what_waits_where(tmp_path):
     plan = json.loads(done.stdout)
     assert plan["fits"] is True
     assert [world["layout"] for world in plan["worlds"]] == ["TP2xPP1xDP4", "TP2xPP1xDP2"]
-    assert plan["waits"] == ["master", "exp_avg", "exp_avg_sq", "grad"]
-    assert plan["choices"][0]["device_bytes"] > plan["device_bytes"] >= plan["choices"][1]["device_bytes"]
+    assert plan["waits"] == ["master", "exp_avg", "exp_avg_sq", "weights"]
+    assert plan["choices"][1]["device_bytes"] > plan["device_bytes"] >= plan["choices"][2]["device_bytes"]
     shown = _plan(tmp_path, "--device-bytes", "81559MiB").stdout
-    assert "weights come at the cutover" in shown
+    assert "grad come at the cutover" in shown and "context of the stream relay" in shown
 
 
 def test_the_size_of_a_device_may_stand_in_the_job_file(tmp_path):
