@@ -6,7 +6,7 @@ import pytest
 
 from tests.benchmarks.wire_report import case, line, most_sent_gbps, targets
 
-NAMED = {"gbps": 10.0, "change": "move", "size": "64MB", "iperf_gbps": 8.0}
+NAMED = {"gbps": 10.0, "delay_ms": 0.0, "loss": 0.0, "change": "move", "size": "64MB", "iperf_gbps": 8.0}
 MEASURED = {
     "stream_bytes_per_s": 0.9e9,
     "copied_s": 0.2,

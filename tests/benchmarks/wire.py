@@ -1,16 +1,19 @@
 """Measures handoffs between machines that have nothing but TCP: network and pid namespaces joined by shaped links.
 
 Run from the root of the tree, as root: python -m tests.benchmarks.wire [--gbps 1,10,25] [--sizes 64MB,256MB,1GB]
-[--forms move,pipeline,data_parallel] [--repeats N] [--host-time] [--report FILE]. Each world is handed over live and,
-in the same run, back by stop-and-copy; iperf3 measures the same links right before. The host is idle for most of each
-step unless --host-time is given. On two cores a full run takes about 40 minutes. A case that fails is in the report
-with its reason, and the status is then 1.
+[--forms move,pipeline,data_parallel] [--ways 0,2,2/0.001] [--repeats N] [--host-time] [--report FILE]. Each world is
+handed over live and, in the same run, back by stop-and-copy; iperf3 measures the same links right before. The host is
+idle for most of each step unless --host-time is given. A way is the delay of a packet in ms, and after a slash the
+share of packets that is lost; other ways than 0 go through a carrier in Python, so only links of 1 Gb/s and moves have
+them. On two cores a full run takes about 45 minutes. A case that fails is in the report with its reason, and the
+status is then 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import subprocess
@@ -33,8 +36,9 @@ from tests.benchmarks.device_time import LABEL, device_s
 from tests.benchmarks.handoff import build_corpus
 from tests.benchmarks.handoff_cluster import StampedCluster, limit_s, measure_handoff, rank_setup
 from tests.benchmarks.handoff_model import Change, Model, model_of, parse_bytes
-from tests.cluster.net_islands import HUB, Islands, address_of, enter, why_not
+from tests.cluster.net_islands import Islands, address_of, enter, why_not
 from tests.cluster.real_ranks_process import RankSetup
+from tests.cluster.slow_islands import DEVICE, SlowIslands
 from tests.debian import install
 from tests.liver_core.transport.relays import RelayProcess
 
@@ -47,11 +51,35 @@ FORMS = {
 """All state goes to other machines. move: the link carries nothing else; pipeline: activations; data_parallel: the
 gradients of each step."""
 GBPS, SIZES = "1,10,25", "64MB,256MB,1GB"
+WAYS = "0,2,2/0.001"
 FORMS_AT_MOST_AT = {25.0: ("move",)}
+CARRIED_GBPS_MOST, CARRIED_FORMS = 1.0, ("move",)
+"""What the carrier of late packets can carry."""
 SEQ_LENGTH, GLOBAL_BATCH, MICRO_BATCH = 16, 2, 1
 IPERF_S, IPERF_TRIES, SAMPLE_S = 3, 50, 0.05
 STEPS_TO_MEASURE = 5
 _FAILURES = (AssertionError, OSError, EOFError, RuntimeError, ValueError, subprocess.SubprocessError)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What happens to a packet between two machines: it is late by so many ms, and such a share of all is lost."""
+
+    delay_ms: float = 0.0
+    loss: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Way:
+        """Of "2/0.001". Raises ValueError."""
+        delay, _, loss = text.partition("/")
+        way = cls(float(delay), float(loss or 0.0))
+        if not (0.0 <= way.delay_ms <= 1_000.0 and 0.0 <= way.loss < 0.5):
+            raise ValueError(f"{text!r} must be a delay of at most 1000 ms, and a share below 0.5")
+        return way
+
+    @property
+    def is_carried(self) -> bool:
+        return self != Way()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +89,7 @@ class Options:
     gbps: tuple[float, ...]
     sizes: tuple[str, ...]
     forms: tuple[str, ...]
+    ways: tuple[Way, ...]
     repeats: int
     device_time: bool
     report: Path
@@ -81,14 +110,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prefix = build_corpus(Path(folder))
         sleeping: dict[tuple[str, str], dict[str, float]] = {}
         for gbps in options.gbps:
-            for form in (each for each in options.forms if each in FORMS_AT_MOST_AT.get(gbps, FORMS)):
-                for size in options.sizes:
-                    for _ in range(options.repeats):
-                        found["cases"] += cases(gbps, form, size, prefix, sleeping, device_time=options.device_time)
-                        found["targets"] = report.targets(found["cases"])
-                        found["seconds"] = time.monotonic() - started
-                        options.report.parent.mkdir(parents=True, exist_ok=True)
-                        options.report.write_text(json.dumps(found, indent=1))
+            for way, form, size in itertools.product(options.ways, options.forms, options.sizes):
+                if form not in FORMS_AT_MOST_AT.get(gbps, FORMS) or (
+                    way.is_carried and (gbps > CARRIED_GBPS_MOST or form not in CARRIED_FORMS)
+                ):
+                    continue
+                for _ in range(options.repeats):
+                    is_idle = options.device_time
+                    found["cases"] += cases(gbps, way, form, size, prefix, sleeping, device_time=is_idle)
+                    found["targets"] = report.targets(found["cases"])
+                    found["seconds"] = time.monotonic() - started
+                    options.report.parent.mkdir(parents=True, exist_ok=True)
+                    options.report.write_text(json.dumps(found, indent=1))
     print("\n".join(report.verdicts(found["targets"])))
     print(f"{options.report}: {found['seconds']:.0f} s, load average {found['load_average_at_start']} at start")
     return 1 if any("failed" in case for case in found["cases"]) else 0
@@ -100,6 +133,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--gbps", default=GBPS)
     parser.add_argument("--sizes", default=SIZES)
     parser.add_argument("--forms", default=",".join(FORMS))
+    parser.add_argument("--ways", default=WAYS)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--host-time", action="store_true", help="steps are the host's work alone")
     parser.add_argument("--report", type=Path, default=Path("build/reports/wire.json"))
@@ -109,17 +143,19 @@ def parse(arguments: Sequence[str] | None) -> Options:
         parser.error(f"--forms: {unknown[0]!r} is none of {', '.join(FORMS)}")
     try:
         gbps = tuple(float(each) for each in given.gbps.split(","))
+        ways = tuple(Way.parse(each) for each in given.ways.split(","))
         for size in sizes:
             model_of(parse_bytes(size))
     except ValueError as error:
-        parser.error(f"--gbps and --sizes: {error}")
+        parser.error(f"--gbps, --sizes and --ways: {error}")
     if min(gbps) <= 0 or given.repeats < 1:
         parser.error("--gbps and --repeats: must be above 0")
-    return Options(gbps, sizes, forms, given.repeats, not given.host_time, given.report)
+    return Options(gbps, sizes, forms, ways, given.repeats, not given.host_time, given.report)
 
 
 def cases(
     gbps: float,
+    way: Way,
     form: str,
     size: str,
     prefix: str,
@@ -130,11 +166,12 @@ def cases(
     """One world handed over live, and back by stop-and-copy. `sleeping`: what is known of each job's own step."""
     change, model = FORMS[form], model_of(parse_bytes(size))
     back = Change(f"{form} back", change.target, change.target_nodes, change.source, change.source_nodes)
-    named = {"gbps": gbps, "change": form, "size": size, "state_bytes": model.state_bytes}
+    named = {"gbps": gbps, "delay_ms": way.delay_ms, "loss": way.loss, "change": form, "size": size}
+    named |= {"state_bytes": model.state_bytes}
     made = []
     with contextlib.ExitStack() as stack:
         try:
-            wires = stack.enter_context(Wires(gbps))
+            wires = stack.enter_context(Wires(gbps, way))
             named |= wires.iperf(change)
             if device_time:
                 if (form, size) not in sleeping:
@@ -176,20 +213,27 @@ class Seen:
 class Wires(contextlib.ExitStack):
     """Machines that each send at most `gbps`. `locals`: what the relay of each is called, while there is one."""
 
-    def __init__(self, gbps: float) -> None:
+    def __init__(self, gbps: float, way: Way) -> None:
         super().__init__()
-        self.gbps = gbps
+        self.gbps, self.way = gbps, way
         self.locals = {name: f"liver-bench-relay-{os.getpid()}-{name}" for name in NAMES}
 
     def __enter__(self) -> Wires:
         with contextlib.ExitStack() as stack:
-            self.islands = stack.enter_context(Islands(NAMES))
+            self.islands = stack.enter_context(SlowIslands(NAMES) if self.way.is_carried else Islands(NAMES))
             for name in NAMES:
+                if isinstance(self.islands, SlowIslands):
+                    self.islands.late(name, self.way.delay_ms / 1e3, self.way.loss)
                 shape = ("rate", f"{self.gbps:g}gbit", "burst", f"{max(1.0, self.gbps / 4):g}mb", "latency", "20ms")
-                command = [*self.islands.inside(name), "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *shape]
+                command = [*self.islands.inside(name), "tc", "qdisc", "add", "dev", self.device, "root", "tbf", *shape]
                 subprocess.run(command, check=True, capture_output=True, timeout=10)
             self.push(stack.pop_all())
         return self
+
+    @property
+    def device(self) -> str:
+        """Each machine's own network device."""
+        return DEVICE if self.way.is_carried else "eth0"
 
     def setup(self, model: Model, prefix: str) -> RankSetup:
         """Of ranks on these machines."""
@@ -237,11 +281,10 @@ class Wires(contextlib.ExitStack):
         seen, ended = Seen({name: [] for name in change.source_nodes}), threading.Event()
 
         def look() -> None:
-            enter(self.islands.prefix, HUB)  # Of this thread alone.
             while not ended.wait(SAMPLE_S):
-                received = received_bytes()
                 for name, samples in seen.sent.items():
-                    samples.append((time.time(), received[f"to-{name}"]))
+                    enter(self.islands.prefix, name)  # Of this thread alone.
+                    samples.append((time.time(), sent_bytes(self.device)))
                 seen.relay_cpu_s = max(seen.relay_cpu_s, sum(map(cpu_s, relays)) - started_s)
 
         with contextlib.ExitStack() as stack:
@@ -262,10 +305,12 @@ class Wires(contextlib.ExitStack):
                 seen.load_average = os.getloadavg()[0]
 
 
-def received_bytes() -> dict[str, int]:
-    """Of each device in this thread's network namespace, since it exists."""
+def sent_bytes(device: str) -> int:
+    """Of a device in this thread's network namespace, since it exists."""
     lines = Path("/proc/thread-self/net/dev").read_text().splitlines()[2:]
-    return {name.strip(): int(numbers.split()[0]) for name, numbers in (line.split(":") for line in lines)}
+    return next(
+        int(numbers.split()[8]) for name, numbers in (line.split(":") for line in lines) if name.strip() == device
+    )
 
 
 def cpu_s(relay: RelayProcess) -> float:

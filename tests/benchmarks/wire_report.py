@@ -106,7 +106,8 @@ def verdicts(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def line(case: Case) -> str:
     """One case for people."""
-    head = f"{case['gbps']:g} Gb/s {case['change']} {case['size']}"
+    late = f" late {case['delay_ms']:g} ms" * (case["delay_ms"] > 0) + f" lost {case['loss']:g}" * (case["loss"] > 0)
+    head = f"{case['gbps']:g} Gb/s{late} {case['change']} {case['size']}"
     if "failed" in case:
         return f"{head}: FAILED {case['failed']}"
 

@@ -11,6 +11,7 @@ import fcntl
 import heapq
 import math
 import os
+import random
 import selectors
 import socket
 import struct
@@ -57,11 +58,12 @@ class SlowIslands(Islands):
     def join(self, name: str) -> None:
         self.late(name, 0.0)
 
-    def late(self, name: str, seconds: float) -> None:
-        """From now on packets from and to this island take so long; infinity: they are lost."""
+    def late(self, name: str, seconds: float, lost: float = 0.0) -> None:
+        """From now on packets from and to this island take so long; infinity: they are lost. `lost`: the share of them
+        that is lost anyway."""
         carrier = self._carrier
         assert carrier is not None and carrier.stdin is not None
-        carrier.stdin.write(f"{name} {seconds}\n")
+        carrier.stdin.write(f"{name} {seconds} {lost}\n")
         carrier.stdin.flush()
 
     def _join_all(self) -> None:
@@ -77,7 +79,8 @@ class Carrier:
 
     def __init__(self, prefix: str, names: Sequence[str]) -> None:
         self._wires: dict[bytes, tuple[str, int]] = {}
-        self._late: dict[str, float] = {}
+        self._late: dict[str, tuple[float, float]] = {}
+        self._random = random.Random(1)
         self._waiting: list[tuple[float, int, int, bytes]] = []
         self._number = 0
         for name in (HUB, *names):
@@ -98,9 +101,9 @@ class Carrier:
                         return
 
     def _obey(self, line: str) -> bool:
-        name, _, seconds = line.strip().partition(" ")
-        if name:
-            self._late[name] = float(seconds)
+        if words := line.split():
+            name, seconds, lost = words
+            self._late[name] = float(seconds), float(lost)
         return bool(line)
 
     def _take(self, source: str, wire: int) -> None:
@@ -110,8 +113,8 @@ class Carrier:
             to, target = self._wires.get(packet[16:20], ("", -1))
             if packet[0] >> 4 != 4 or target < 0:
                 return
-            delay_s = max(self._late.get(source, 0.0), self._late.get(to, 0.0))
-            if delay_s == math.inf:
+            delay_s, lost = max(self._late.get(name, (0.0, 0.0)) for name in (source, to))
+            if delay_s == math.inf or self._random.random() < lost:
                 return
             self._number += 1
             heapq.heappush(self._waiting, (time.monotonic() + delay_s, self._number, target, packet))
