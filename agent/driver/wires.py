@@ -16,6 +16,7 @@ from agent.protocol.peer import WireAskedBody, WireOfferedBody
 from agent.protocol.sync import JobOrder
 from agent.protocol.values import utc
 from agent.protocol.wires import WireFact, WireOffer
+from agent.supervisor.stream_relays import RelayRefused
 from agent.supervisor.wire_checks import WireError
 from liver_core.layout import Roster
 
@@ -118,9 +119,12 @@ class JobWires:
             order = self._order()
             is_limited = order is not None and order.spec.stream_gbps_max is not None
             bytes_max = LIMITED_BYTES_MAX if is_limited else BYTES_MAX
-            relay = self.relay_of(str(check_id))
-            speed = await self._node.wires.measure(self._job_id, str(check_id), relay, offer, bytes_max)
-        except (WireError, TimeoutError) as error:
+            async with self._node.relays.for_a_while(str(check_id), self._keys()) as relay:
+                speed = await self._node.wires.measure(self._job_id, str(check_id), relay, offer, bytes_max)
+        except (WireError, RelayRefused, TimeoutError) as error:
+            if self._calm_since is None:  # What began meanwhile has ended it.
+                self._next_at.clear()
+                return
             failed = str(error) or f"{source} did not answer within {ANSWER_S:g} s"
             self._next_at = {source: asyncio.get_running_loop().time() + AGAIN_S}
         self._note(
@@ -147,11 +151,13 @@ class JobWires:
 
     async def _offer(self, reader: str, check_id: UUID) -> None:
         try:
-            offer = await self._node.wires.offer(self._job_id, str(check_id), self.relay_of(str(check_id)))
-            answer = WireOfferedBody(check_id=check_id, offer=offer)
-        except WireError as error:
+            async with self._node.relays.for_a_while(str(check_id), self._keys()) as relay:
+                offer, ended = await self._node.wires.offer(self._job_id, str(check_id), relay)
+                self._send(reader, WireOfferedBody(check_id=check_id, offer=offer), "wire/offered")
+                await ended
+        except (WireError, RelayRefused) as error:
             answer = WireOfferedBody(check_id=check_id, offer=None, reason=str(error))
-        self._send(reader, answer, "wire/offered")
+            self._send(reader, answer, "wire/offered")
 
     def _note(self, fact: WireFact) -> None:
         """Keep it, tell the service, and say once in the log what makes a wire slow."""

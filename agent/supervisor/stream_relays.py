@@ -12,14 +12,20 @@ import os
 import sys
 import uuid
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 REMEMBERED_MAX = 16
-READY_S = 20.0
+READY_S, END_S = 20.0, 5.0
+BRIEF_S = 60.0
+"""A relay of a measurement that nobody has used for so long ends, if its agent is gone."""
 _log = logging.getLogger(__name__)
+
+
+class RelayRefused(Exception):
+    """No relay listens; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,7 @@ class StreamRelays:
         self._settings = settings
         self._names: OrderedDict[str, str] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._brief: set[asyncio.subprocess.Process] = set()
 
     def name_for(self, handoff_id: str, peer_keys: Sequence[str], stream_gbps_max: float | None = None) -> str:
         """The local name of the relay for this handoff, which is started at the first call; ranks wait for it to
@@ -54,6 +61,20 @@ class StreamRelays:
             task.add_done_callback(self._tasks.discard)
         return self._names[handoff_id]
 
+    @contextlib.asynccontextmanager
+    async def for_a_while(self, check_id: str, peer_keys: Sequence[str]) -> AsyncIterator[str]:
+        """The local name of a relay that listens, for what can wait: it is ended as soon as a handoff needs one, which
+        may need its port. Raises RelayRefused."""
+        name = f"liver-relay-{uuid.uuid4()}"
+        process, said = await self._launch(self._config(name, check_id, peer_keys) | {"unused_s": BRIEF_S}, brief=True)
+        try:
+            if "error" in said:
+                raise RelayRefused(f"no stream relay: {said['error']}")
+            yield name
+        finally:
+            if process is not None:
+                await self._end_brief(process)
+
     async def close(self) -> None:
         """Relays keep running; those that are being started are left to themselves."""
         for task in tuple(self._tasks):
@@ -61,44 +82,62 @@ class StreamRelays:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _start(self, name: str, handoff_id: str, peer_keys: Sequence[str], gbps_max: float | None) -> None:
-        config = {
-            "local": name,
-            "host": self._settings.host,
-            "ports": list(self._settings.ports),
-            "handoff_id": handoff_id,
-            "peer_keys": list(peer_keys),
-            "uids": list(self._settings.uids),
-            "stream_gbps_max": gbps_max,
-        }
-        try:
-            said = await self._run(json.dumps(config).encode() + b"\n")
-        except (OSError, TimeoutError, ValueError) as error:
-            said = {"error": str(error) or "it did not listen in time"}
+        await asyncio.gather(*map(self._end_brief, tuple(self._brief)))
+        config = self._config(name, handoff_id, peer_keys) | {"stream_gbps_max": gbps_max}
+        _, said = await self._launch(config)
         if "error" in said:
             _log.warning(
                 "handoff %s: no stream relay, other machines read this node's ranks over gloo in the pause: %s",
                 *(handoff_id, said["error"]),
             )
 
+    async def _end_brief(self, process: asyncio.subprocess.Process) -> None:
+        self._brief.discard(process)
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), END_S)
+
+    def _config(self, name: str, handoff_id: str, peer_keys: Sequence[str]) -> dict[str, Any]:
+        return {
+            "local": name,
+            "host": self._settings.host,
+            "ports": list(self._settings.ports),
+            "handoff_id": handoff_id,
+            "peer_keys": list(peer_keys),
+            "uids": list(self._settings.uids),
+        }
+
     def _log(self) -> BinaryIO:
         return open(self._settings.log_path, "ab")
 
-    async def _run(self, config: bytes) -> dict[str, object]:
-        with self._log() as log:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "liver_core.transport.relay"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-            )
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(config)
-        with contextlib.suppress(ConnectionError):
-            await process.stdin.drain()
-        process.stdin.close()
-        async with asyncio.timeout(READY_S):
-            return json.loads(await process.stdout.readline() or b'{"error": "it ended before it listened"}')
+    async def _launch(
+        self, config: dict[str, Any], *, brief: bool = False
+    ) -> tuple[asyncio.subprocess.Process | None, dict[str, object]]:
+        """A new relay, and what it says first: where it listens, or the error."""
+        process = None
+        try:
+            with self._log() as log:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "liver_core.transport.relay"),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            if brief:
+                self._brief.add(process)
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(json.dumps(config).encode() + b"\n")
+            with contextlib.suppress(ConnectionError):
+                await process.stdin.drain()
+            process.stdin.close()
+            async with asyncio.timeout(READY_S):
+                line = await process.stdout.readline()
+            return process, json.loads(line or b'{"error": "it ended before it listened"}')
+        except (OSError, TimeoutError, ValueError) as error:
+            return process, {"error": str(error) or "it did not listen in time"}
 
 
 def uids_of_ranks(job_uid: int | None) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from liver_core import cuda_driver
 from liver_core.transport.relay.messages import handoff_key
-from liver_core.transport.relay.relay import Relay, RelayConfig
+from liver_core.transport.relay.relay import UNUSED_S, Relay, RelayConfig
 
 
 def main(load_cuda: Callable[[], cuda_driver.CudaDriver] = cuda_driver.load) -> int:
@@ -26,6 +26,7 @@ def main(load_cuda: Callable[[], cuda_driver.CudaDriver] = cuda_driver.load) -> 
         keys=tuple(handoff_key(key, given["handoff_id"]) for key in given["peer_keys"]),
         uids=tuple(given["uids"]),
         stream_bytes_per_s=None if (gbps := given.get("stream_gbps_max")) is None else gbps * 1e9 / 8,
+        unused_s=float(given.get("unused_s", UNUSED_S)),
     )
     try:
         relay = Relay(config, load_cuda)

@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 class RelayConfig:
     """`local`: name of the abstract unix socket for ranks. `host`, `ports`: where readers connect, the first free one.
     `keys`: of the handoff, the current first. `uids`: users of ranks. `stream_bytes_per_s`: most that it sends of what
-    is guarded, which is read while the ranks train; None: all."""
+    is guarded, which is read while the ranks train; None: all. `unused_s`: as UNUSED_S."""
 
     local: str
     host: str
@@ -66,6 +66,7 @@ class RelayConfig:
     keys: tuple[bytes, ...]
     uids: tuple[int, ...]
     stream_bytes_per_s: float | None = None
+    unused_s: float = UNUSED_S
 
 
 @dataclass(slots=True)
@@ -116,7 +117,7 @@ class Relay:
         self._lock = threading.Lock()
         self._budget = Budget(config.stream_bytes_per_s)
         self._ended = threading.Event()
-        self._lonely_from = time.monotonic() + UNUSED_S
+        self._lonely_from = time.monotonic() + config.unused_s
         self._local_count = 0
         self._readers: set[socket.socket] = set()
         self._strangers = threading.BoundedSemaphore(STRANGERS_MAX)

@@ -1,6 +1,8 @@
 """When agents measure the wires between their nodes, and what becomes of what they find."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -33,11 +35,12 @@ class Checks:
     network: "Network"
     read: list[tuple[str, str, int]] = field(default_factory=list)
 
-    async def offer(self, job_id: str, check_id: str, relay: str) -> WireOffer:
+    async def offer(self, job_id: str, check_id: str, relay: str) -> tuple[WireOffer, Awaitable[None]]:
         await asyncio.sleep(0.5)
         if self.name in self.network.fails:
             raise WireError("no process could be forked")
-        return WireOffer(store=StoreAddress(f"10.0.0.{self.name}", 7), address=f"{self.name} {relay}")
+        offer = WireOffer(store=StoreAddress(f"10.0.0.{self.name}", 7), address=f"{self.name} {relay}")
+        return offer, asyncio.sleep(3.0)
 
     async def measure(self, job_id: str, check_id: str, relay: str, offer: WireOffer, bytes_max: int) -> WireSpeed:
         await asyncio.sleep(2.0)
@@ -55,6 +58,7 @@ class Network:
         self.order = order.model_copy(update={"peers": {name: f"http://{host}:80" for name, host in hosts.items()}})
         self.fails: set[str] = set()
         self.away: set[str] = set()
+        self.relays: set[str] = set()
         self.arriving: set[asyncio.Future[None]] = set()
         self.speed = RELAY
         self.outboxes = {name: Outbox() for name in NAMES}
@@ -62,7 +66,14 @@ class Network:
         self.wires = {name: self._wires(name, hosts[name]) for name in NAMES}
 
     def _wires(self, name: str, host: str) -> JobWires:
-        relays = SimpleNamespace(name_for=lambda handoff_id, keys, gbps: f"relay-of-{name}-{handoff_id}")
+        @contextlib.asynccontextmanager
+        async def for_a_while(check_id: str, keys: tuple[str, ...]) -> AsyncIterator[str]:
+            assert keys == ("key",)
+            self.relays.add(name)
+            yield f"relay-of-{name}-{check_id}"
+            self.relays.discard(name)
+
+        relays = SimpleNamespace(for_a_while=for_a_while, name_for=lambda *_: pytest.fail("no handoff is open"))
         node = SimpleNamespace(
             node_id=name,
             private_address=host,
@@ -98,7 +109,7 @@ def test_each_node_measures_the_next_one_once_an_hour(order: JobOrder) -> None:
         await network.passes(SPREAD_S + 10)
         facts = [fact for name in NAMES for fact in network.found(name)]
         assert {(fact.source, fact.target) for fact in facts} == {("b", "a"), ("c", "b"), ("a", "c")}
-        assert all(fact.speed == RELAY for fact in facts)
+        assert all(fact.speed == RELAY for fact in facts) and not network.relays
         assert network.wires["a"].bytes_per_s == RELAY.bytes_per_s
         await network.passes(EVERY_S - 60)
         assert [len(network.checks[name].read) for name in NAMES] == [1, 1, 1]
@@ -116,6 +127,24 @@ def test_nothing_is_measured_beside_a_handoff_and_the_wait_begins_anew_after_it(
         await network.passes(60, None)
         await network.passes(CALM_S - 1, roster_of(2, NAMES))
         assert not any(network.checks[name].read for name in NAMES)
+
+    run(scene())
+
+
+def test_a_measurement_that_a_handoff_ends_is_no_finding(order: JobOrder) -> None:
+    async def scene() -> None:
+        network = Network(order)
+        await network.passes(BEGUN_S + 10)
+        before = network.found("a")
+        network.fails = set(NAMES)
+        for wires in network.wires.values():
+            wires._next_at.clear()
+        await network.passes(0.5)
+        await network.passes(10, calm=False)
+        assert network.found("a") == before and network.wires["a"].bytes_per_s == RELAY.bytes_per_s
+        network.fails = set()
+        await network.passes(BEGUN_S + 10)
+        assert len(network.checks["a"].read) == 2
 
     run(scene())
 

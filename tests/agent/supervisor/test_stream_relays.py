@@ -8,9 +8,10 @@ import os
 import socket
 from pathlib import Path
 
+import psutil
 import pytest
 
-from agent.supervisor.stream_relays import RelaySettings, StreamRelays, uids_of_ranks
+from agent.supervisor.stream_relays import RelayRefused, RelaySettings, StreamRelays, uids_of_ranks
 from liver_core.transport.relay.local import LocalRelay, NoRelay
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
@@ -54,6 +55,34 @@ def test_where_no_relay_can_listen_ranks_are_told_and_the_log_says_why(
         asyncio.run(scenario(taken.getsockname()[1]))
     assert "no stream relay, other machines read this node's ranks over gloo in the pause" in caplog.text
     assert "Address already in use" in caplog.text
+
+
+def test_what_can_wait_gives_its_port_to_a_handoff(tmp_path: Path):
+    async def scenario(port: int) -> None:
+        relays = StreamRelays(settings(tmp_path, (port, port)))
+        async with relays.for_a_while("check", ("key",)) as brief:
+            await asyncio.to_thread(LocalRelay(brief)._connect().close)
+            with pytest.raises(RelayRefused, match="Address already in use"):
+                async with relays.for_a_while("another", ("key",)):
+                    pass
+            name = relays.name_for("h1", ("key",))
+            await asyncio.gather(*relays._tasks)
+            await asyncio.to_thread(LocalRelay(name)._connect().close)
+            with pytest.raises(NoRelay):
+                await asyncio.to_thread(LocalRelay(brief).dial, "127.0.0.1", 1, 0.1)
+        os.kill(_listener(port), 15)
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    asyncio.run(scenario(port))
+
+
+def _listener(port: int) -> int:
+    """The process that listens there."""
+    found = psutil.net_connections("tcp")
+    [pid] = {each.pid for each in found if each.status == psutil.CONN_LISTEN and getattr(each.laddr, "port", 0) == port}
+    assert pid is not None
+    return pid
 
 
 def id_of(memory: bytearray) -> int:
