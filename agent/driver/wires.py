@@ -5,6 +5,7 @@ once an hour. The ladder counts with that before any handoff has measured more, 
 """
 
 import asyncio
+import ipaddress
 import logging
 import random
 from collections.abc import Callable, Coroutine
@@ -15,15 +16,20 @@ from agent.driver.node_context import Node
 from agent.protocol.peer import WireAskedBody, WireOfferedBody
 from agent.protocol.sync import JobOrder
 from agent.protocol.values import utc
-from agent.protocol.wires import WireFact, WireOffer
+from agent.protocol.wires import WireFact, WireOffer, WireSpeed
 from agent.supervisor.stream_relays import RelayRefused
 from agent.supervisor.wire_checks import WireError
 from liver_core.layout import Roster
+from liver_core.layout.limits import fitting
 
-CALM_S, SPREAD_S = 10.0, 10.0
-"""After a world began, or the last handoff ended, and as much again at random, so that not all measure at once."""
-EVERY_S, AGAIN_S = 3_600.0, 600.0
-ANSWER_S = 40.0
+CALM_S, SPREAD_S, SPREAD_OF_NODE_S = 10.0, 10.0, 0.1
+"""After a world began, or the last handoff ended; and at random as much again, and so much for each node of the world,
+so that not all measure and report at once."""
+EVERY_S, FAILED_S, BUSY_S = 3_600.0, 600.0, 60.0
+"""Until the next measurement; after one that failed; and where the other end had no time."""
+ANSWER_S = 100.0
+OFFER_EVERY_S = 5.0
+"""Who asks again sooner is told to wait."""
 BYTES_MAX, LIMITED_BYTES_MAX = 256 << 20, 8 << 20
 """How much a measurement may read; and where the job file bounds what streams beside training."""
 Send = Callable[[str, WireAskedBody | WireOfferedBody, str], None]
@@ -44,10 +50,12 @@ class JobWires:
     ) -> None:
         self._node, self._job_id = node, job_id
         self._order, self._keys, self._send = order, keys, send
-        self._measured: dict[str, WireFact] = {}
+        self._speeds: dict[str, WireSpeed] = {}
+        self._said = ""
         self._next_at: dict[str, float] = {}
+        self._offers_from = 0.0
         self._calm_since: tuple[int, float] | None = None
-        self._asked: tuple[UUID, asyncio.Future[WireOfferedBody]] | None = None
+        self._asked: tuple[str, UUID, asyncio.Future[WireOfferedBody]] | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def relay_of(self, handoff_id: str) -> str:
@@ -59,18 +67,20 @@ class JobWires:
 
     @property
     def bytes_per_s(self) -> float | None:
-        """What one node gets of another, by the newest measurement here; None without one."""
-        speeds = [fact.speed.bytes_per_s for fact in self._measured.values() if fact.speed and fact.speed.bytes_per_s]
-        return speeds[-1] if speeds else None
+        """What one node gets of another, by the newest measurement here that brought a figure; None without one."""
+        return next((speed.bytes_per_s for speed in self._speeds.values() if speed.bytes_per_s), None)
 
     def tick(self, active: Roster | None, *, is_calm: bool) -> None:
         """About twice a second. `is_calm`: the job trains in `active`, and no handoff or notice concerns this node."""
-        now = asyncio.get_running_loop().time()
+        now = _now()
         if active is None or not is_calm:
             self._calm_since = None
+            for task in self._tasks.values():
+                task.cancel()
             return
         if self._calm_since is None or self._calm_since[0] != active.generation:
-            self._calm_since = active.generation, now + CALM_S + SPREAD_S * random.random()
+            spread_s = SPREAD_S + SPREAD_OF_NODE_S * len(active.node_ids())
+            self._calm_since = active.generation, now + CALM_S + spread_s * random.random()
         source = self._neighbour(active)
         if source is None or now < max(self._calm_since[1], self._next_at.get(source, 0.0)) or "measure" in self._tasks:
             return
@@ -80,16 +90,17 @@ class JobWires:
     async def take(self, sender: str, body: WireAskedBody | WireOfferedBody) -> None:
         """A message of another agent about a measurement."""
         if isinstance(body, WireOfferedBody):
-            if self._asked is not None and self._asked[0] == body.check_id and not self._asked[1].done():
-                self._asked[1].set_result(body)
-        elif "offer" not in self._tasks and self._calm_since is not None:
-            self._begin("offer", self._offer(sender, body.check_id))
+            if self._asked is not None and self._asked[:2] == (sender, body.check_id) and not self._asked[2].done():
+                self._asked[2].set_result(body)
+        elif self._calm_since is None:
+            self._refuse(sender, body.check_id, "a handoff or a notice concerns it", busy=True)
+        elif "offer" in self._tasks or _now() < self._offers_from:
+            self._refuse(sender, body.check_id, "it is being measured", busy=True)
         else:
-            why = "it measures for another node" if "offer" in self._tasks else "a handoff or a notice concerns it"
-            self._send(sender, WireOfferedBody(check_id=body.check_id, offer=None, reason=why), "wire/offered")
+            self._begin("offer", self._offer(sender, body.check_id))
 
     async def close(self) -> None:
-        """Leave what is being measured; its processes end by themselves."""
+        """End what is being measured."""
         for task in tuple(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -101,7 +112,7 @@ class JobWires:
     def _is_elsewhere(self, node_id: str) -> bool:
         order = self._order()
         url = "" if order is None else order.peers.get(node_id, "")
-        return bool(url) and urlsplit(url).hostname != self._node.private_address
+        return bool(url) and _address_in(url) not in (None, _address(self._node.private_address))
 
     def _neighbour(self, active: Roster) -> str | None:
         """The next node in the order of ranks that is elsewhere: so each is read by one other."""
@@ -112,69 +123,102 @@ class JobWires:
         return next((name for name in (*nodes[at + 1 :], *nodes[:at]) if self._is_elsewhere(name)), None)
 
     async def _measure(self, source: str) -> None:
-        check_id = uuid4()
-        speed, failed = None, ""
         try:
-            offer = await self._ask(source, check_id)
-            order = self._order()
-            is_limited = order is not None and order.spec.stream_gbps_max is not None
-            bytes_max = LIMITED_BYTES_MAX if is_limited else BYTES_MAX
-            async with self._node.relays.for_a_while(str(check_id), self._keys()) as relay:
-                speed = await self._node.wires.measure(self._job_id, str(check_id), relay, offer, bytes_max)
-        except (WireError, RelayRefused, TimeoutError) as error:
-            if self._calm_since is None:  # What began meanwhile has ended it.
-                self._next_at.clear()
-                return
-            failed = str(error) or f"{source} did not answer within {ANSWER_S:g} s"
-            self._next_at = {source: asyncio.get_running_loop().time() + AGAIN_S}
-        self._note(
-            WireFact(
-                job_id=self._job_id,
-                source=source,
-                target=self._node.node_id,
-                speed=speed,
-                failed=failed,
-                measured_utc=utc(self._node.now()),
-            )
-        )
+            self._take_speed(source, await self._speed_of(source))
+        except _Busy:
+            self._next_at = {source: _now() + BUSY_S}
+        except asyncio.CancelledError:
+            self._next_at.clear()  # What has begun meanwhile counts more.
+            raise
+        except Exception as error:
+            if not isinstance(error, WireError | RelayRefused | TimeoutError):
+                _log.exception("job %s: the wire from %s", self._job_id, source)
+            self._next_at = {source: _now() + FAILED_S}
+            why = str(error) or f"{source} did not answer within {ANSWER_S:g} s"
+            self._say(f"the wire from {source} could not be measured: {why}")
+            self._report(source, failed=fitting(why))
+
+    async def _speed_of(self, source: str) -> WireSpeed:
+        """Raises WireError, RelayRefused, TimeoutError; _Busy where it is to be asked again soon."""
+        check_id, order = uuid4(), self._order()
+        offer = await self._ask(source, check_id)
+        is_limited = order is not None and order.spec.stream_gbps_max is not None
+        bytes_max = LIMITED_BYTES_MAX if is_limited else BYTES_MAX
+        async with self._node.relays.for_a_while(str(check_id), self._keys()) as relay:
+            return await self._node.wires.measure(self._job_id, str(check_id), relay, offer, bytes_max)
 
     async def _ask(self, source: str, check_id: UUID) -> WireOffer:
-        """What `source` lets this node read. Raises WireError, TimeoutError."""
+        """What `source` lets this node read. Raises WireError, TimeoutError, _Busy."""
         answered: asyncio.Future[WireOfferedBody] = asyncio.get_running_loop().create_future()
-        self._asked = check_id, answered
+        self._asked = source, check_id, answered
         self._send(source, WireAskedBody(check_id=check_id), "wire/asked")
         async with asyncio.timeout(ANSWER_S):
             answer = await answered
+        if answer.busy:
+            raise _Busy
         if answer.offer is None:
             raise WireError(f"{source} offers nothing: {answer.reason}")
         return answer.offer
 
     async def _offer(self, reader: str, check_id: UUID) -> None:
+        """Be read, until that is over."""
         try:
-            async with self._node.relays.for_a_while(str(check_id), self._keys()) as relay:
-                offer, ended = await self._node.wires.offer(self._job_id, str(check_id), relay)
+            async with (
+                self._node.relays.for_a_while(str(check_id), self._keys()) as relay,
+                self._node.wires.offer(self._job_id, str(check_id), relay) as (offer, ended),
+            ):
                 self._send(reader, WireOfferedBody(check_id=check_id, offer=offer), "wire/offered")
                 await ended
-        except (WireError, RelayRefused) as error:
-            answer = WireOfferedBody(check_id=check_id, offer=None, reason=str(error))
-            self._send(reader, answer, "wire/offered")
+        except Exception as error:
+            if not isinstance(error, WireError | RelayRefused):
+                _log.exception("job %s: no wire is offered to %s", self._job_id, reader)
+            self._refuse(reader, check_id, str(error), busy=False)
+        finally:
+            self._offers_from = _now() + OFFER_EVERY_S
 
-    def _note(self, fact: WireFact) -> None:
-        """Keep it, tell the service, and say once in the log what makes a wire slow."""
-        before = self._measured.get(fact.source)
-        self._measured = {fact.source: fact}
-        self._node.outbox.put_wire(fact)
-        said = _why_slow(fact)
-        if said and (before is None or _why_slow(before) != said):
-            _log.warning("job %s: %s", self._job_id, said)
+    def _refuse(self, reader: str, check_id: UUID, reason: str, *, busy: bool) -> None:
+        answer = WireOfferedBody(check_id=check_id, offer=None, reason=fitting(reason), busy=busy)
+        self._send(reader, answer, "wire/offered")
+
+    def _take_speed(self, source: str, speed: WireSpeed) -> None:
+        self._speeds = {source: speed, **{name: old for name, old in self._speeds.items() if name != source}}
+        if speed.wire.is_live:
+            self._said = ""
+        else:
+            why = "; ".join(speed.refused)
+            self._say(f"state of {source} is copied here in the pause, over {speed.wire}: {why}")
+        self._report(source, speed)
+
+    def _report(self, source: str, speed: WireSpeed | None = None, failed: str = "") -> None:
+        said = {"source": source, "target": self._node.node_id, "speed": speed, "failed": failed}
+        self._node.outbox.put_wire(WireFact(job_id=self._job_id, measured_utc=utc(self._node.now()), **said))
+
+    def _say(self, text: str) -> None:
+        """Once, until it is something else."""
+        if text != self._said:
+            _log.warning("job %s: %s", self._job_id, text)
+        self._said = text
 
 
-def _why_slow(fact: WireFact) -> str:
-    """Why state of that node is not streamed to this one; empty where it is."""
-    if fact.speed is None:
-        return f"the wire from {fact.source} could not be measured: {fact.failed}"
-    if fact.speed.wire.is_live:
-        return ""
-    return (
-        f"state of {fact.source} is copied here in the pause, over {fact.speed.wire}: {'; '.join(fact.speed.refused)}"
-    )
+class _Busy(Exception):
+    """The other end has no time now."""
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _address_in(url: str) -> str | None:
+    """The host of a URL, one text for each address; None where the URL has none."""
+    try:
+        host = urlsplit(url).hostname
+    except ValueError:
+        return None
+    return None if host is None else _address(host)
+
+
+def _address(host: str) -> str:
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host

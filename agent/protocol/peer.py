@@ -104,12 +104,13 @@ class WireAskedBody(Message):
 
 
 class WireOfferedBody(Message):
-    """The answer: what is to be read, or why there is nothing."""
+    """The answer: what is to be read, or why there is nothing. `busy`: there may be in a minute."""
 
     kind: Literal["wire_offered"] = "wire_offered"
     check_id: UUID
     offer: WireOffer | None
     reason: Text = ""
+    busy: bool = False
 
 
 PeerBody = Annotated[

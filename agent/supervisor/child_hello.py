@@ -28,6 +28,8 @@ async def hello_of(socket_path: str, process: ProcessIdentity, within_s: float) 
                     continue
                 try:
                     line = await reader.readline()
+                except OSError:
+                    line = b""  # It has ended with a connection that it had not taken.
                 finally:
                     writer.close()
                 if line:

@@ -9,12 +9,15 @@ import contextlib
 import json
 import socket
 import time
+from collections.abc import Iterator
 from typing import Any
 
+from agent.protocol.wires import REFUSED_MAX
 from agent.supervisor.child_entry import LastStep
+from liver_core.layout.limits import fitting
 
-LIMIT_S = 30.0
-"""For each end."""
+LIMIT_S = 90.0
+"""For each end: on a machine with EFA the first look at that may take a minute."""
 _OVER = "over"
 
 
@@ -23,19 +26,15 @@ def serve(spec: dict[str, Any], control: socket.socket, _: LastStep) -> int:
     from agent.supervisor.store_child import host_store
     from liver_core.transport.wire_check import offer
 
-    until = time.monotonic() + LIMIT_S
-    store, port = host_store(spec["host"])
-    address = {"host": spec["host"], "port": port}
-    endpoint = _endpoint(spec, address)
-    try:
+    with contextlib.ExitStack() as stack, told(control):
+        store, port = host_store(spec["host"])
+        address = {"host": spec["host"], "port": port}
+        endpoint = _endpoint(spec, address)
+        stack.callback(endpoint.close)
         say(control, {"store": address, "address": offer(endpoint).decode()})
+        until = time.monotonic() + LIMIT_S
         while time.monotonic() < until and not store.check([_OVER]):
             time.sleep(0.1)
-    except Exception as error:
-        say(control, {"error": str(error)})
-        raise
-    finally:
-        endpoint.close()
     return 0
 
 
@@ -43,20 +42,25 @@ def read(spec: dict[str, Any], control: socket.socket, _: LastStep) -> int:
     """The end that reads. `spec` has `store` and `address` of the source, and `bytes_max`, beside what `serve` gets."""
     from liver_core.transport.wire_check import measure
 
-    deadline = time.monotonic() + LIMIT_S
-    endpoint = _endpoint(spec, spec["store"])
-    try:
-        speed = measure(endpoint, spec["address"].encode(), deadline, bytes_max=spec["bytes_max"])
+    with contextlib.ExitStack() as stack, told(control):
+        endpoint = _endpoint(spec, spec["store"])
+        stack.callback(_tell_source, spec["store"])
+        stack.callback(endpoint.close)
+        speed = measure(endpoint, spec["address"].encode(), time.monotonic() + LIMIT_S, bytes_max=spec["bytes_max"])
+        refused = [fitting(text) for text in speed.wire.refused][:REFUSED_MAX]
         found = {"bytes_per_s": speed.bytes_per_s, "latency_s": speed.latency_s}
-        say(control, {"wire": speed.wire.way, "refused": speed.wire.refused, **found})
-    except Exception as error:
-        say(control, {"error": str(error)})
-        raise
-    finally:
-        endpoint.close()
-        with contextlib.suppress(Exception):
-            _store(spec["store"]).set(_OVER, "")
+        say(control, {"wire": speed.wire.way, "refused": refused, **found})
     return 0
+
+
+@contextlib.contextmanager
+def told(control: socket.socket) -> Iterator[None]:
+    """What goes wrong inside is said to the agent, too."""
+    try:
+        yield
+    except Exception as error:
+        say(control, {"error": fitting(str(error) or type(error).__name__)})
+        raise
 
 
 def say(control: socket.socket, line: dict[str, Any]) -> None:
@@ -76,8 +80,11 @@ def _endpoint(spec: dict[str, Any], store: dict[str, Any]) -> Any:
     return make_endpoint(spec["name"], spec["host"], where, spec["relay"], host_memory_only=not spec["rdma"])
 
 
-def _store(address: dict[str, Any]) -> Any:
+def _tell_source(store: dict[str, Any]) -> None:
+    """That this end has read all that it wants."""
     from liver_core.handoff import StoreAddress
     from liver_core.worlds.groups import STORE_ANSWER_S, connect_store
 
-    return connect_store(StoreAddress(**address), timeout_s=STORE_ANSWER_S, answer_s=STORE_ANSWER_S)
+    with contextlib.suppress(Exception):
+        where = StoreAddress(**store)
+        connect_store(where, timeout_s=STORE_ANSWER_S, answer_s=STORE_ANSWER_S).set(_OVER, "")

@@ -14,6 +14,7 @@ from liver_core.handoff.messages import (
 )
 from liver_core.handoff.participant_events import (
     ENDED_MAX,
+    MAY_SHOW_TAG,
     EndedHandoff,
     ParticipantEffect,
     ParticipantRecord,
@@ -180,7 +181,8 @@ class RecordKeeper:
         return Reason(text, phase, rank=None if world is None else world.rank_of(self.member))
 
     def _late(self) -> Reason:
-        """Why the deadline passed before the boundary. A member that was ready just waited for it."""
+        """Why the deadline passed before the boundary. A member that was ready just waited for it, also where it has
+        been told meanwhile to be ready no more."""
         text = "the deadline passed before the boundary"
-        is_ready = STAGE_OF_STATE[self.state] is Stage.READY
+        is_ready = STAGE_OF_STATE[self.state] is Stage.READY or self.state in MAY_SHOW_TAG
         return Reason(text, OUT_OF_TIME) if is_ready else self._because(self.state, f"timed out: {text}")

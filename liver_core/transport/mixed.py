@@ -152,21 +152,28 @@ class MixedTransport:
         except TransportError as error:
             if way == self._last:
                 raise
-            self._lose(way, error)
+            if failures := self._lose(way, error):
+                raise failures[0] from error
             return None
 
-    def _lose(self, way: str, error: TransportError) -> None:
+    def _lose(self, way: str, error: TransportError) -> list[TransportError]:
         """Peers that were to be read over this way are read over a later one. They may read from here over it if they
-        were given its address before. Raises TransportError if a peer cannot be reached over any other."""
+        were given its address before. Why a peer cannot be reached over any other: it is connected no more."""
         deadline = time.monotonic() + RECONNECT_S
         self._lost[way] = error.text
         if not self._regions.published:
             self._serving.discard(way)
         self._told.add(_refusal(way, error))
         _log.warning("reads over %s are not possible here: %s", way, error.text)
+        failures: list[TransportError] = []
         for peer, (decoded, via) in list(self._peers.items()):
             if via == way:
-                self._connect(peer, decoded, deadline)
+                del self._peers[peer]
+                try:
+                    self._connect(peer, decoded, deadline)
+                except TransportError as failure:
+                    failures.append(failure)
+        return failures
 
     def _connect(self, peer: int, decoded: Address, deadline: float) -> None:
         refusals: list[str] = []

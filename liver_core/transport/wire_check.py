@@ -5,6 +5,7 @@ Both ends are endpoints as a rank makes them, in processes of their own: no rank
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ from liver_core.transport.protocol import Read, Transport
 REGION_BYTES = 32 << 20
 LATENCY_READS = 16
 LATENCY_BYTES = 64
-READ_S = 1.0
-"""Bytes are read for so long, the first of them not counted: a connection begins slowly."""
+FIRST_BYTES, READ_S = 256 << 10, 1.0
+"""Twice as many each time, until so long has passed: a slow wire is not kept busy for longer than a read more."""
 _REGION = "state"
 _PEER = 0
 
@@ -51,13 +52,16 @@ def measure(endpoint: MixedTransport, address: bytes, deadline: float, *, bytes_
     endpoint.start_progress()
     endpoint.connect(_PEER, address, deadline)
     endpoint.calm()
-    small, whole = _read(LATENCY_BYTES), _read(min(REGION_BYTES, max(LATENCY_BYTES, bytes_max // 4)))
-    latencies = [endpoint.read([small], deadline).seconds for _ in range(LATENCY_READS)]
-    endpoint.read([whole], deadline)
-    size, moved, started = whole.runs[0].length, 0, time.monotonic()
-    while (seconds := time.monotonic() - started) < READ_S and moved + 2 * size <= bytes_max:
-        moved += endpoint.read([whole], deadline).bytes
-    seconds = time.monotonic() - started
+    latencies = [endpoint.read([_read(LATENCY_BYTES)], deadline).seconds for _ in range(LATENCY_READS)]
+    size, left, moved, started, seconds = FIRST_BYTES, bytes_max, 0, math.inf, 0.0
+    while size <= left and seconds < READ_S:
+        got = endpoint.read([_read(size)], deadline).bytes
+        now, left = time.monotonic(), left - got
+        if started < math.inf:
+            moved, seconds = moved + got, now - started
+        else:
+            started = now  # A connection begins slowly: its first bytes do not count.
+        size = min(2 * size, REGION_BYTES)
     return WireSpeed(endpoint.wire(_PEER), moved / seconds if moved else 0.0, statistics.median(latencies))
 
 

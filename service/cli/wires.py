@@ -42,7 +42,7 @@ def wires(
             size(each["bytes_per_s"]) if each["bytes_per_s"] else "-",
             seconds(each["latency_s"]) if each["wire"] else "-",
             since(each["measured_at"]),
-            "; ".join(each["refused"]) or each["failed"] or "-",
+            "; ".join(filter(None, (*each["refused"], each["failed"]))) or "-",
         )
         for each in found["wires"]
     ]

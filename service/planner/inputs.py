@@ -138,7 +138,7 @@ class PlanInputs:
         if self.changes is not None:
             content["changes"] = asdict(self.changes)
         if self.copy_s is not None:
-            content["copy_s"] = float(f"{self.copy_s:.1g}")  # No two measurements are alike.
+            content["copy_s"] = self.copy_s
         if self.served_s < inf:
             content["served_s"] = self.served_s
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]

@@ -311,8 +311,10 @@ def _store_wires(intake: Intake) -> None:
     }
     kept: list[WireFact] = []
     for fact in said:
-        if fact.target != own:
-            intake.overstep("wires", fact.job_id, key_of("wires", fact), f"agent of {own} reports what it reads itself")
+        if fact.target != own or fact.source == own:
+            intake.overstep(
+                "wires", fact.job_id, key_of("wires", fact), f"agent of {own} reports what it reads of others"
+            )
         elif fact.source not in sources[fact.job_id]:
             intake.refuse("wires", key_of("wires", fact), f"node {fact.source} has no part in this job")
         else:

@@ -17,13 +17,15 @@ class MoveEstimate(NamedTuple):
 
     @property
     def copy_s(self) -> float | None:
-        """Seconds for which the job would stand while its state is copied; None where it would not, as far as known."""
-        return self.seconds if self.is_live is False else None
+        """Seconds for which the job would stand while its state is copied, to one digit, since no two measurements are
+        alike; None where it would not stand, as far as known."""
+        return float(f"{self.seconds:.1g}") if self.is_live is False and self.seconds is not None else None
 
 
-def move_estimate(state_bytes: float, nodes: int, measured: Collection[tuple[WireKind, float]]) -> MoveEstimate:
-    """`measured`: kind and bytes per second of each wire. They are taken to be alike: the median counts for all. But
-    one that is not live makes the whole move wait for the pause."""
+def move_estimate(state_bytes: float, nodes: int, measured: Collection[tuple[WireKind | None, float]]) -> MoveEstimate:
+    """`measured`: kind and bytes per second of each wire, None for one over which nothing could be read. They are taken
+    to be alike: the median counts for all. But one that is not live makes the whole move wait for the pause."""
     speeds = [bytes_per_s for _, bytes_per_s in measured if bytes_per_s > 0]
     seconds = state_bytes / (max(1, nodes) * median(speeds)) if speeds else None
-    return MoveEstimate(state_bytes, seconds, all(kind.is_live for kind, _ in measured) if measured else None)
+    is_live = all(kind is not None and kind.is_live for kind, _ in measured) if measured else None
+    return MoveEstimate(state_bytes, seconds, is_live)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,9 +129,9 @@ def model_of(state_bytes: int) -> Model:
     return Model(hidden, ffn)
 
 
-def extra_bytes_needed(model: Model) -> int:
+def extra_bytes_needed(model: Model, changes: Iterable[Change] = CHANGES) -> int:
     """What the hardest of the changes adds to a rank: its part of the next world, its ring, one replayed tile."""
-    return max(_extra_bytes_of(model, change) for change in CHANGES)
+    return max(_extra_bytes_of(model, change) for change in changes)
 
 
 def _extra_bytes_of(model: Model, change: Change) -> int:
@@ -141,9 +142,9 @@ def _extra_bytes_of(model: Model, change: Change) -> int:
     return next_world + ring + replay_bytes(min(here, TILE_ELEMENTS))
 
 
-def extra_bytes_budget(model: Model) -> int:
+def extra_bytes_budget(model: Model, changes: Iterable[Change] = CHANGES) -> int:
     """What each rank may take more than it has; BUDGET_OVER_NEED times what it needs."""
-    return int(BUDGET_OVER_NEED * extra_bytes_needed(model))
+    return int(BUDGET_OVER_NEED * extra_bytes_needed(model, changes))
 
 
 def memory_needed(model: Model, mode: str) -> int:

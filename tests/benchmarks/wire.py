@@ -35,7 +35,7 @@ from tests.benchmarks.circumstances import circumstances, end_when_told
 from tests.benchmarks.device_time import LABEL, device_s
 from tests.benchmarks.handoff import build_corpus
 from tests.benchmarks.handoff_cluster import StampedCluster, limit_s, measure_handoff, rank_setup
-from tests.benchmarks.handoff_model import Change, Model, model_of, parse_bytes
+from tests.benchmarks.handoff_model import Change, Model, extra_bytes_budget, model_of, parse_bytes
 from tests.cluster.net_islands import Islands, address_of, enter, why_not
 from tests.cluster.real_ranks_process import RankSetup
 from tests.cluster.slow_islands import DEVICE, SlowIslands
@@ -237,7 +237,9 @@ class Wires(contextlib.ExitStack):
 
     def setup(self, model: Model, prefix: str) -> RankSetup:
         """Of ranks on these machines."""
-        setup = rank_setup(model, prefix, global_batch=GLOBAL_BATCH, micro_batch=MICRO_BATCH)
+        extra = extra_bytes_budget(model, FORMS.values())
+        batch = {"global_batch": GLOBAL_BATCH, "micro_batch": MICRO_BATCH}
+        setup = rank_setup(model, prefix, extra_bytes_max=extra, **batch)
         return replace(
             setup,
             job_arguments=setup.job_arguments | {"seq_length": SEQ_LENGTH},

@@ -221,6 +221,8 @@ def test_the_deadline_aborts_without_the_proposer_until_the_boundary():
     assert kinds(effects) == [Persist, ClearReadyTag, AbortRank, SendReport]
     assert effects[3].report.reason == Reason("the deadline passed before the boundary", OUT_OF_TIME), "it was ready"
     assert participant_in(ParticipantState.CUTTING_OVER).handle(Tick(), DEADLINE + 1) == ()
+    (report,) = reports_in(participant_in(ParticipantState.WITHDRAWING).handle(Tick(), DEADLINE + 1))
+    assert report.reason.phase == OUT_OF_TIME and report.reason.rank is None, "nor is one late that is to wait again"
 
 
 def test_a_member_that_was_not_ready_by_the_deadline_says_so_of_itself():

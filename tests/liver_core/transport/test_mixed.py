@@ -214,6 +214,25 @@ def test_a_way_that_is_lost_is_asked_for_no_further_peer_and_its_peers_move_to_t
     assert [record.getMessage() for record in caplog.records] == ["reads over near are not possible here: no answer"]
 
 
+def test_a_peer_that_no_other_way_reaches_keeps_none_from_moving():
+    near, far = MemoryNetwork(), MemoryNetwork()
+    first = Lonely("reader", near)
+    first.reach = frozenset({"zero", "one"})
+    reader = MixedTransport("reader", {"near": first, "far": InMemoryTransport("reader", far)})
+    reader.register(targets={"master": torch.zeros(30)})
+    sources = [mixed(name, near, far, set()) for name in ("zero", "one", "two")]
+    for source in sources:
+        source.register(sources={"master": torch.ones(30)})
+    for peer in (0, 1):
+        reader.connect(peer, sources[peer].address(), soon())
+    far.inject("zero", Fault(FaultKind.DIE))
+    reader.connect(2, sources[2].address(), soon())
+    assert [reader.wire(peer).way for peer in (1, 2)] == ["far", "far"]
+    assert reader.read([Read(peer, "master", (Run(0, 0, 10),)) for peer in (1, 2)], soon()).bytes == 80
+    with pytest.raises(TransportError, match="not connected"):
+        reader.read([Read(0, "master", (Run(0, 0, 10),))], soon())
+
+
 @pytest.mark.parametrize(("ours", "theirs"), [("abc", "ac"), ("ac", "abc"), ("c", "abc"), ("abc", "c")])
 def test_endpoints_need_not_have_the_same_ways(ours: str, theirs: str):
     networks = {way: MemoryNetwork() for way in "abc"}

@@ -38,6 +38,7 @@ def test_whatever_a_decision_depends_on_changes_the_digest_and_nothing_else_does
         Remaining(100, 5.0, 1.0),
         (PoolMarket("a", 1.0),),
         OwnChanges(1.0, 0.5, 3),
+        20.0,
         60.0,
     )
     changed = [
@@ -57,6 +58,8 @@ def test_whatever_a_decision_depends_on_changes_the_digest_and_nothing_else_does
         replace(whole, markets=()),
         replace(whole, changes=OwnChanges(1.5, 0.5, 3)),
         replace(whole, changes=None),
+        replace(whole, copy_s=30.0),
+        replace(whole, copy_s=None),
         replace(whole, served_s=61.0),
         replace(whole, served_s=inf),
     ]

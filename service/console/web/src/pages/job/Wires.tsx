@@ -22,7 +22,7 @@ export function Wires({ jobId }: { jobId: string }) {
             { name: 'Brings', isNumber: true, cell: row => (row.bytes_per_s > 0 ? rate(row.bytes_per_s) : none) },
             { name: 'Latency', isNumber: true, cell: row => (row.wire ? <span className="nowrap">{(row.latency_s * 1000).toFixed(2)} ms</span> : none) },
             { name: 'Measured', cell: row => <Moment at={row.measured_at} /> },
-            { name: 'Why no better one', isWide: true, cell: row => <span className="soft">{row.failed || row.refused.join('; ') || none}</span> },
+            { name: 'Why no better one', isWide: true, cell: row => <span className="soft">{[...row.refused, row.failed].filter(Boolean).join('; ') || none}</span> },
           ]}
         />
       ))}
