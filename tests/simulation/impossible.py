@@ -8,6 +8,7 @@ from tests.simulation.coverage import CUTOVER_EVENTS, Pair
 
 _NOT_ASKED = "an answer comes to a question, and nothing was asked"
 _ASKED_ONCE = "every question is asked once and answered once"
+_READ_BY_THEN = "reads end, or are ended, before their rank votes without them (`until`)"
 _OVER = "the host stops asking and ticking when the cutover has ended"
 _GIVES_UP_FIRST = "an agent gives up the older world, and only then takes the start that it has heard of with it"
 _NOTHING_OPEN = "a leader opens a handoff only where it has none open"
@@ -22,6 +23,7 @@ _DECLARED: dict[tuple[str, str, str], str] = {
     ("cutover", "held", "StateRead"): _ASKED_ONCE,
     ("cutover", "held", "BarrierPassed BarrierFailed DecisionRead StoreUnreachable TargetBuilt"): _NOT_ASKED,
     ("cutover", "voted", "TargetBuilt"): _NOT_ASKED,
+    ("cutover", "voted", "StateRead"): _READ_BY_THEN,
     ("cutover", "building", "DecisionRead StoreUnreachable"): _NOT_ASKED,
     ("cutover", "building", "StateRead CertificateCompared ComparisonFailed"): _ASKED_ONCE,
     ("cutover", "decided", "TargetBuilt"): _ASKED_ONCE,
