@@ -39,7 +39,7 @@ class CudaDriver(Protocol):
     def bus_id(self, device: int) -> str: ...
 
     def wait_asleep(self, device: int) -> None:
-        """Have threads sleep, not spin, in `synchronize`. Before the first `enter` of this process."""
+        """Have threads sleep, not spin, in `wait_for`. Before the first `enter` of this process."""
         ...
 
     def enter(self, device: int) -> None:
@@ -71,7 +71,7 @@ class CudaDriver(Protocol):
         On the host they lie one behind the other."""
         ...
 
-    def synchronize(self, stream: int) -> None:
+    def wait_for(self, stream: int) -> None:
         """Return when all that was queued has been done."""
         ...
 
@@ -232,7 +232,7 @@ class LoadedDriver:
         )
         self.call("cuMemcpy2DAsync_v2", ctypes.byref(rows), stream)
 
-    def synchronize(self, stream: int) -> None:
+    def wait_for(self, stream: int) -> None:
         self.call("cuStreamSynchronize", stream)
 
     def host_alloc(self, size: int) -> int:

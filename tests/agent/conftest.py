@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.cluster import ROOT
-
+ROOT = Path(__file__).resolve().parents[2]
 JOB_USER = "nobody"
 
 

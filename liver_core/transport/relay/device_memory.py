@@ -99,7 +99,7 @@ class Gpu:
                             driver.copy(host + row * run.length, start, run.length, stream)
                     host += run.bytes
             finally:
-                driver.synchronize(stream)
+                driver.wait_for(stream)
         except CudaRefused as error:
             raise UnreadableMemory(f"the rank's GPU cannot be read: {error}") from None
 

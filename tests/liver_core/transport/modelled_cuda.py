@@ -123,7 +123,7 @@ class ModelledCuda:
         rows = np.stack([starts, np.full(count, length, dtype=np.uint64)], axis=1)
         self._queue(host, rows, stream, f"{count} rows")
 
-    def synchronize(self, stream: int) -> None:
+    def wait_for(self, stream: int) -> None:
         self._in_context("cuStreamSynchronize")
         while self.streams[stream]:
             self.streams[stream].pop(0)()

@@ -109,7 +109,7 @@ def test_no_copy_reaches_from_one_allocation_into_another():
 
 def test_without_the_wait_for_its_copies_a_relay_would_send_what_was_there_before(monkeypatch: pytest.MonkeyPatch):
     rank, table = OnDevice(), [[0, 4_096]]
-    monkeypatch.setattr(rank.cuda, "synchronize", lambda stream: None)
+    monkeypatch.setattr(rank.cuda, "wait_for", lambda stream: None)
     monkeypatch.setattr(rank.cuda, "end_stream", lambda stream: None)
     with Block() as block:
         rank.served().read(asked(table), block)
@@ -122,7 +122,7 @@ def test_a_guard_is_looked_at_before_and_after_the_bytes_are_there(kind: str, mo
     counter, served, waited = (
         rank.counter if kind == "counter" else rank.host_counter,
         rank.served(),
-        rank.cuda.synchronize,
+        rank.cuda.wait_for,
     )
 
     def rewritten(stream: int) -> None:
@@ -136,7 +136,7 @@ def test_a_guard_is_looked_at_before_and_after_the_bytes_are_there(kind: str, mo
         assert served.read(request, block) == (True, 8)
         assert block.bytes[: request.bytes].tobytes() == rank.expected([[0, request.bytes]]), "a look spoils no byte"
         rank.cuda.copies.clear()
-        monkeypatch.setattr(rank.cuda, "synchronize", rewritten)
+        monkeypatch.setattr(rank.cuda, "wait_for", rewritten)
         assert served.read(request, block) == (False, 9)
         rank.cuda.copies.clear()
         assert served.read(request, block) == (False, 9)
@@ -279,7 +279,7 @@ def test_a_relay_that_may_not_open_the_memory_says_so_with_the_remedy_and_goes_o
 def test_a_token_on_the_device_that_is_another_is_found_out(monkeypatch: pytest.MonkeyPatch):
     rank = OnDevice()
     with relay_over(lambda: rank.cuda) as relay:
-        monkeypatch.setattr(rank.cuda, "synchronize", lambda stream: None)
+        monkeypatch.setattr(rank.cuda, "wait_for", lambda stream: None)
         monkeypatch.setattr(rank.cuda, "end_stream", lambda stream: None)
         with pytest.raises(NoRelay, match="read other bytes than there are"):
             registered(relay, rank)
@@ -346,4 +346,4 @@ def test_the_driver_names_call_and_error_of_what_it_refuses():
         driver.open(bytes(64))
     with pytest.raises(CudaRefused, match="no cuIpcCloseMemHandle: it is too old"):
         driver.close(0)
-    driver.synchronize(1)
+    driver.wait_for(1)
