@@ -50,7 +50,8 @@ class JobWires:
     ) -> None:
         self._node, self._job_id = node, job_id
         self._order, self._keys, self._send = order, keys, send
-        self._speeds: dict[str, WireSpeed] = {}
+        self.bytes_per_s: float | None = None
+        """What one node gets of another, by the newest measurement here that brought a figure."""
         self._said = ""
         self._next_at: dict[str, float] = {}
         self._offers_from = 0.0
@@ -64,11 +65,6 @@ class JobWires:
         if order is None or not any(map(self._is_elsewhere, order.peers)):
             return ""
         return self._node.relays.name_for(handoff_id, self._keys(), order.spec.stream_gbps_max)
-
-    @property
-    def bytes_per_s(self) -> float | None:
-        """What one node gets of another, by the newest measurement here that brought a figure; None without one."""
-        return next((speed.bytes_per_s for speed in self._speeds.values() if speed.bytes_per_s), None)
 
     def tick(self, active: Roster | None, *, is_calm: bool) -> None:
         """About twice a second. `is_calm`: the job trains in `active`, and no handoff or notice concerns this node."""
@@ -181,7 +177,7 @@ class JobWires:
         self._send(reader, answer, "wire/offered")
 
     def _take_speed(self, source: str, speed: WireSpeed) -> None:
-        self._speeds = {source: speed, **{name: old for name, old in self._speeds.items() if name != source}}
+        self.bytes_per_s = speed.bytes_per_s or self.bytes_per_s
         if speed.wire.is_live:
             self._said = ""
         else:

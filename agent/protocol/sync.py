@@ -322,9 +322,7 @@ class SyncReport(Message):
     finished: tuple[JobFinished, ...] = Field(default=(), max_length=64)
     answering: tuple[NodeAnswers, ...] = Field(default=(), max_length=PROBES_MAX)
     metrics: tuple[MetricsRow, ...] = Field(default=(), max_length=METRICS_PER_REPORT_MAX)
-    wires: tuple[WireFact, ...] = Field(
-        default=(), max_length=WIRES_PER_REPORT_MAX, description="Newly measured, or told again after a restart."
-    )
+    wires: tuple[WireFact, ...] = Field(default=(), max_length=WIRES_PER_REPORT_MAX, description="Newly measured.")
     peer_keys: tuple[PeerKeyKept, ...] = Field(
         default=(), max_length=1_000, description="Of jobs whose orders name a key before the current one."
     )
