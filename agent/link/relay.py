@@ -13,7 +13,7 @@ from typing import Any
 from agent.journal import Journal, Table
 from agent.link.outbox import Outbox
 from agent.protocol.peer import ROWS_PASSED_MAX, FactsBody
-from agent.protocol.relays import PATIENCE_S, PEERS, concerns
+from agent.protocol.relays import PATIENCE_S, PEERS, concerns, is_news
 from agent.protocol.sync import HandoffMirror
 from liver_core.steady_clock import Clock
 
@@ -67,8 +67,9 @@ class Relay:
     async def take(self, facts: FactsBody) -> None:
         """A peer's facts, which wait here from now on too. The newer mirror of a handoff counts, and one's own."""
         for mirror in facts.handoffs:
-            known = self._journal.get(Table.HANDOFF, str(mirror.handoff_id))
-            if mirror.proposer == self._node_id or (known is not None and known["mirror_seq"] >= mirror.mirror_seq):
+            kept = self._journal.get(Table.HANDOFF, str(mirror.handoff_id))
+            known = None if kept is None else HandoffMirror.model_validate(kept, strict=False)
+            if mirror.proposer == self._node_id or (known is not None and not is_news(mirror, known)):
                 continue
             self._outbox.put_handoff(mirror)
             await asyncio.to_thread(self._keep, self._journal, mirror)

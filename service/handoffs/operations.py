@@ -16,7 +16,16 @@ from liver_core.handoff.generations import first_of as first_world_of
 from liver_core.layout import Roster
 from service.db.roster_rows import stored_roster
 from service.handoffs.queries import untold
-from service.handoffs.rules import Copy, accepts_active, is_open, orders_differ, replaces, went_through, why_opened
+from service.handoffs.rules import (
+    Copy,
+    accepts_active,
+    is_newer,
+    is_open,
+    is_opened_anew,
+    orders_differ,
+    went_through,
+    why_opened,
+)
 from service.handoffs.tables import DECLINED, HandoffRow
 from service.jobs.causes import (
     FIRST_CAUSE_WITHIN_S,
@@ -126,18 +135,18 @@ def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
     row = session.get(HandoffRow, mirror.handoff_id, with_for_update={"key_share": True}, populate_existing=True)
     if row is not None and row.job_id != job.job_id:
         return Mirrored(f"handoff {mirror.handoff_id} belongs to another job")
-    new, old = Copy(mirror.state, mirror.plan_revision, mirror.mirror_seq), None
+    new, old = Copy(mirror.state, mirror.plan_revision, mirror.mirror_seq, mirror.generation), None
     if row is not None:
-        old = Copy(HandoffState(row.state), row.plan_revision, row.mirror_seq)
-        has_number = row.generation is not None
-        if not replaces(new, old, has_number=has_number) or (has_number and _is_over(row, job, new)):
+        old = Copy(HandoffState(row.state), row.plan_revision, row.mirror_seq, row.generation)
+        if not is_newer(new, old) or (old.generation is not None and _is_over(row, job, new)):
             return Mirrored()
-        if not has_number and old.state is HandoffState.ABORTED:
-            old = None  # What was dropped here counts as unknown.
+        if is_opened_anew(new, old):
+            # What was dropped here, or under an earlier number, counts as unknown.
+            old, row.reason, row.reason_detail, row.ended_by = None, "", None, None
     generation_taken = _claim_number(session, job, mirror, now=now)
     if generation_taken is not None and mirror.state is not HandoffState.ABORTED:
         return Mirrored(generation_taken, orders_differ=True)
-    opened = row is None or row.generation is None
+    opened = old is None or old.generation is None
     if row is None:
         row = HandoffRow(handoff_id=mirror.handoff_id, job_id=job.job_id, opened_at=mirror.opened_utc)
         session.add(row)

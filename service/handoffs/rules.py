@@ -14,7 +14,6 @@ from liver_core.retries import doubled_s
 ABORTED_WAITS_S = 4.0
 WAITS_TIMES_MAX = 16
 """What is aborted again and again is proposed again after at most so many times what a declined proposal waits."""
-"""So many nodes are named in a text."""
 OPEN = (
     HandoffState.PROPOSED,
     HandoffState.PREPARING,
@@ -28,11 +27,13 @@ _PROGRESS[HandoffState.BROKEN] = len(_PROGRESS)
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What orders two copies of one handoff."""
+    """What orders two copies of one handoff. `generation`: the number under which it was opened; None while it is only
+    proposed, or where another one has the number."""
 
     state: HandoffState
     plan_revision: int
     mirror_seq: int
+    generation: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +82,24 @@ def furthest(state: HandoffState, *, crosses: bool) -> HandoffState:
 
 
 def is_newer(new: Copy, old: Copy) -> bool:
-    """Whether `new` replaces `old`.
+    """Whether `new` replaces `old`, which is stored.
 
-    Several agents may mirror one handoff (the lead may die), so the sequence alone does not order copies. An ended copy
-    beats an open one, then a later plan beats an earlier one, then a later state beats an earlier one, and only then
-    the sequence counts.
+    Several agents may mirror one handoff (the lead may die, two may open one proposal), so the sequence alone does not
+    order copies. See `_key`. What was aborted here before it had a number may still be driven by agents; then only a
+    copy made later than the stored one counts.
     """
-    return _key(new) > _key(old)
-
-
-def replaces(new: Copy, old: Copy, *, has_number: bool) -> bool:
-    """The same where `old` is stored. `has_number`: whether it has its generation. A handoff that was aborted here
-    before it had one may still be driven by agents; then only a copy made later than the stored one counts."""
-    if not has_number and old.state is HandoffState.ABORTED:
+    if old.generation is None and old.state is HandoffState.ABORTED:
         return new.mirror_seq > old.mirror_seq
-    return is_newer(new, old)
+    if None in (new.generation, old.generation):
+        return _key(new) > _key(old)
+    return (*_opening(new), *_key(new)) > (*_opening(old), *_key(old))
+
+
+def is_opened_anew(new: Copy, old: Copy) -> bool:
+    """Whether `old`, which was aborted, says nothing of what `new` tells: agents have opened the handoff since then."""
+    if old.state is not HandoffState.ABORTED:
+        return False
+    return old.generation is None or (new.generation is not None and new.generation > old.generation)
 
 
 def orders_differ(new: Copy, old: Copy | None) -> bool:
@@ -104,7 +108,7 @@ def orders_differ(new: Copy, old: Copy | None) -> bool:
     Orders name the nodes that take part (a new handoff, or a new plan of it) and the active generation (its end). The
     agents report progress to each other: sending each phase to a thousand nodes would cost a thousand syncs.
     """
-    return old is None or (new.plan_revision, _end(new)) != (old.plan_revision, _end(old))
+    return old is None or _ordered(new) != _ordered(old)
 
 
 def is_open(state: HandoffState) -> bool:
@@ -158,11 +162,19 @@ def went_through(
     return parent >= earlier and (recorded[later] or 0) >= generation
 
 
-def _end(copy: Copy) -> HandoffState | None:
-    return None if is_open(copy.state) else copy.state
+def _ordered(copy: Copy) -> tuple[int | None, int, HandoffState | None]:
+    return copy.generation, copy.plan_revision, None if is_open(copy.state) else copy.state
+
+
+def _opening(copy: Copy) -> tuple[bool, int]:
+    """What has become of the job counts first. Else a later opening beats an earlier one, however that ended."""
+    is_final = copy.state in (HandoffState.ACTIVE, HandoffState.BROKEN)
+    return is_final, 0 if is_final or copy.generation is None else copy.generation
 
 
 def _key(copy: Copy) -> tuple[bool, int, int, int]:
+    """Of one opening: an ended copy beats an open one, then a later plan an earlier one, then a later state an earlier
+    one, and only then the sequence counts."""
     ended = not is_open(copy.state)
     # Once ended, the revision no longer matters: active beats aborted, whichever agent reports it.
     return ended, 0 if ended else copy.plan_revision, _PROGRESS[copy.state], copy.mirror_seq

@@ -594,7 +594,7 @@ REQUIRED = {
     "older numbers after a start": Bug(Machines(participant=KeepsOlderNumbers)),
     "start while an older world may step": Bug(patches=((generations, "unfenced", _none_of_them),)),
     "end untold by a host that was killed": Bug(patches=((handoff_ends, "untold_ends", _none_of_them),)),
-    "older copy of a handoff taken": Bug(patches=((handoff_rows, "replaces", _always),)),
+    "older copy of a handoff taken": Bug(patches=((handoff_rows, "is_newer", _always),)),
     "start that forgets what the one before waited for": Bug(
         patches=((older_worlds, "start_wait", _forgets_what_the_start_before_waited_for),)
     ),

@@ -19,10 +19,11 @@ from service.handoffs.rules import (
     Declined,
     OpenHandoff,
     furthest,
+    is_newer,
     is_open,
+    is_opened_anew,
     may_lose_leavers,
     orders_differ,
-    replaces,
 )
 from service.jobs.causes import FIRST_CAUSE_WITHIN_S, FailedPart, FirstCause
 from service.jobs.rules import deadline_of
@@ -63,7 +64,7 @@ class HandoffRow:
     @property
     def copy(self) -> Copy:
         """What orders it among copies of it."""
-        return Copy(self.state, self.plan_revision, self.mirror_seq)
+        return Copy(self.state, self.plan_revision, self.mirror_seq, self.generation)
 
     def as_loss(self) -> Loss:
         """Why the active world is lost by it."""
@@ -153,17 +154,18 @@ class HandoffRows:
         """Store an agent's copy, which may be old. `made_by`: the handoff that made the generation of this number, or
         its start; None where none did."""
         row, old = self.rows.get(mirror.handoff_id), None
-        new = Copy(mirror.state, mirror.plan_revision, mirror.mirror_seq)
+        new = Copy(mirror.state, mirror.plan_revision, mirror.mirror_seq, mirror.generation)
         if row is not None:
-            old, has_number = row.copy, row.generation is not None
-            if not replaces(new, old, has_number=has_number) or (has_number and _is_over(row, active, new)):
+            old = row.copy
+            if not is_newer(new, old) or (old.generation is not None and _is_over(row, active, new)):
                 return Stored()
-            if not has_number and old.state is HandoffState.ABORTED:
-                old = None  # What was dropped here counts as unknown.
+            if is_opened_anew(new, old):
+                # What was dropped here, or under an earlier number, counts as unknown.
+                old, row.reason, row.ended_by = None, "", None
         taken = self._claim_number(mirror, made_by, now)
         if taken is not None and mirror.state is not HandoffState.ABORTED:
             return Stored(refusal=taken, orders_differ=True)
-        opened = row is None or row.generation is None
+        opened = old is None or old.generation is None
         row = self._copy_over(row, mirror, now)
         if taken is not None:
             row.generation = None

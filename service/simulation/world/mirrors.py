@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from agent.protocol import handoff_ends
-from agent.protocol.relays import PATIENCE_S, PEERS, concerns
+from agent.protocol.relays import PATIENCE_S, PEERS, concerns, is_news
 from agent.protocol.values import HandoffState
 from liver_core.handoff import ProposerRecord
 from liver_core.handoff.leader_events import Purpose
@@ -124,7 +124,7 @@ class Mirrors:
         """What another node has led is told from here too, and kept."""
         for mirror in mirrors:
             known = self._of_others.get(mirror.handoff_id)
-            if mirror.proposer != self._agent.name and (known is None or known.mirror_seq < mirror.mirror_seq):
+            if mirror.proposer != self._agent.name and (known is None or is_news(mirror, known)):
                 self._of_others[mirror.handoff_id] = self.waiting[mirror.handoff_id] = mirror
                 while len(self._of_others) > KEPT_MAX:
                     del self._of_others[next(iter(self._of_others))]

@@ -179,6 +179,11 @@ def test_an_older_mirror_never_replaces_a_newer_one_nor_one_of_this_nodes_own(ne
         assert node.mirrors() == {others.handoff_id: 3}
         kept = node.journal.get(Table.HANDOFF, str(others.handoff_id))
         assert kept is not None and kept["mirror_seq"] == 3, "it outlives this agent"
+        again = others.model_copy(update={"generation": 3, "target": roster_of(3, ("a", "b")), "mirror_seq": 0})
+        await node.relay.take(FactsBody(handoffs=(again,)))
+        assert node.mirrors() == {others.handoff_id: 0}, "another agent has opened it since then, and counts anew"
+        await node.relay.take(FactsBody(handoffs=(others.model_copy(update={"mirror_seq": 9}),)))
+        assert node.mirrors() == {others.handoff_id: 0}
 
     asyncio.run(late())
 

@@ -7,18 +7,18 @@ import pytest
 
 from agent.protocol.values import HandoffCause, HandoffState, Placement
 from liver_core.layout import Member, ParallelLayout
-from service.handoffs.rules import Copy, Declined, is_newer, is_open, orders_differ, replaces, why_opened
+from service.handoffs.rules import Copy, Declined, is_newer, is_open, is_opened_anew, orders_differ, why_opened
 from tests.service.fake_agent import mirror, roster
 
 
 def test_an_end_beats_what_is_open_whatever_the_sequence():
-    assert is_newer(Copy(HandoffState.ABORTED, 1, 0), Copy(HandoffState.READY, 3, 99))
-    assert not is_newer(Copy(HandoffState.READY, 3, 99), Copy(HandoffState.ABORTED, 1, 0))
+    assert is_newer(Copy(HandoffState.ABORTED, 1, 0, 7), Copy(HandoffState.READY, 3, 99, 7))
+    assert not is_newer(Copy(HandoffState.READY, 3, 99, 7), Copy(HandoffState.ABORTED, 1, 0, 7))
 
 
 def test_active_beats_aborted_and_broken_beats_both():
-    assert is_newer(Copy(HandoffState.ACTIVE, 1, 0), Copy(HandoffState.ABORTED, 2, 9))
-    assert is_newer(Copy(HandoffState.BROKEN, 1, 0), Copy(HandoffState.ACTIVE, 1, 9))
+    assert is_newer(Copy(HandoffState.ACTIVE, 1, 0, 7), Copy(HandoffState.ABORTED, 2, 9, 7))
+    assert is_newer(Copy(HandoffState.BROKEN, 1, 0, 7), Copy(HandoffState.ACTIVE, 1, 9, 7))
 
 
 def test_an_amended_plan_is_newer_although_it_prepares_again():
@@ -31,10 +31,10 @@ def test_at_the_same_place_the_sequence_decides():
 
 
 def test_of_two_different_copies_exactly_one_is_newer():
-    copies = [Copy(state, revision, seq) for state in HandoffState for revision in (1, 2) for seq in (0, 1)]
-    for one, other in itertools.combinations(copies, 2):
-        ended = not is_open(one.state) and one.state is other.state
-        if ended and one.mirror_seq == other.mirror_seq:
+    places = itertools.product(HandoffState, (1, 2), (0, 1), (7, 8))
+    for one, other in itertools.combinations([Copy(*place) for place in places], 2):
+        same_end = not is_open(one.state) and one.state is other.state and one.mirror_seq == other.mirror_seq
+        if same_end and (one.state is not HandoffState.ABORTED or one.generation == other.generation):
             continue
         assert is_newer(one, other) != is_newer(other, one)
 
@@ -42,11 +42,25 @@ def test_of_two_different_copies_exactly_one_is_newer():
 def test_a_handoff_that_was_dropped_before_it_had_a_number_is_opened_anew_only_by_a_copy_made_later():
     """An older copy, that a peer passes on late, is not the news of an agent that drives it on."""
     dropped = Copy(HandoffState.ABORTED, 1, 4)
+    assert is_opened_anew(Copy(HandoffState.READY, 1, 5, 7), dropped)
     for state in (HandoffState.PREPARING, HandoffState.READY, HandoffState.ABORTED):
-        assert replaces(Copy(state, 1, 5), dropped, has_number=False)
-        assert not replaces(Copy(state, 1, 3), dropped, has_number=False)
-        assert not replaces(Copy(state, 1, 4), dropped, has_number=False)
-    assert not replaces(Copy(HandoffState.READY, 1, 5), dropped, has_number=True)
+        assert is_newer(Copy(state, 1, 5, 7), dropped)
+        assert not is_newer(Copy(state, 1, 3, 7), dropped)
+        assert not is_newer(Copy(state, 1, 4, 7), dropped)
+    assert not is_newer(Copy(HandoffState.READY, 1, 5, 7), Copy(HandoffState.ABORTED, 1, 4, 7))
+
+
+def test_a_handoff_that_one_agent_aborted_and_another_opened_again_is_as_the_later_number_tells():
+    """An agent opens a proposal and goes down, another opens it, and the first one tells that it had given it up."""
+    aborted, opened = Copy(HandoffState.ABORTED, 3, 30, 7), Copy(HandoffState.PREPARING, 1, 0, 8)
+    assert is_newer(opened, aborted) and is_opened_anew(opened, aborted) and not is_newer(aborted, opened)
+    assert is_newer(Copy(HandoffState.PREPARING, 1, 0, 8), Copy(HandoffState.READY, 3, 30, 7))
+    assert is_newer(Copy(HandoffState.ABORTED, 1, 0, 8), aborted)
+    assert orders_differ(opened, Copy(HandoffState.PREPARING, 1, 0, 7))
+    for end in (HandoffState.ACTIVE, HandoffState.BROKEN):
+        over = Copy(end, 1, 0, 7)
+        assert is_newer(over, opened) and not is_newer(opened, over), "the job has gone on, or is lost, whatever opens"
+        assert not is_opened_anew(opened, over)
 
 
 def test_nodes_are_told_of_new_handoffs_new_plans_and_ends_and_of_nothing_between():
@@ -94,10 +108,10 @@ def test_what_may_still_become_active_is_open_and_the_three_ends_are_not():
 
 def test_a_copy_replaces_what_is_stored_without_a_number_as_any_other_while_that_was_not_aborted():
     ready = Copy(HandoffState.READY, 1, 5)
-    assert replaces(Copy(HandoffState.CUTTING_OVER, 1, 4), ready, has_number=False)
-    assert not replaces(Copy(HandoffState.PREPARING, 1, 6), ready, has_number=False)
+    assert is_newer(Copy(HandoffState.CUTTING_OVER, 1, 4, 7), ready)
+    assert not is_newer(Copy(HandoffState.PREPARING, 1, 6, 7), ready)
     broken = Copy(HandoffState.BROKEN, 1, 5)
-    assert not replaces(Copy(HandoffState.READY, 1, 6), broken, has_number=False)
+    assert not is_newer(Copy(HandoffState.READY, 1, 6, 7), broken)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """What ended an attempt, where the agent that knows of it was away until the attempt was over."""
 
+from uuid import uuid4
+
 import pytest
 
 from agent.protocol.process_end import ProcessEnd
 from agent.protocol.values import HandoffState
-from liver_core.handoff import RankStage
+from liver_core.handoff import RankStage, Reason
 from liver_core.layout import ParallelLayout
 from tests.service.fake_agent import MISSES_A_PEER, mirror, roster
 
@@ -24,3 +26,31 @@ def test_an_end_that_is_reported_late_is_the_cause_of_an_attempt_if_its_world_en
     clock.advance(5)
     other.sync(ranks=(other.dead(other.job_order(), ProcessEnd(7, signal="SIGKILL", step=7), step=7),))
     assert client.get(f"/api/v1/handoffs/{aborted.handoff_id}").json()["ended_by"]["what"] == what
+
+
+def test_an_attempt_that_one_agent_gave_up_and_another_opened_again_is_as_the_later_number_tells(
+    running, client, clock
+):
+    """The agent that opened it first went down, and tells at last that it had aborted it."""
+    job_id, agent, other = running
+    source, handoff_id = agent.job_order().roster, uuid4()
+
+    def say(by, generation: int, state: HandoffState, mirror_seq: int, reason: Reason | None = None) -> None:
+        target = roster(job_id, generation, ParallelLayout(pp=2), "a", "b")
+        said = mirror(source, target, clock(), handoff_id=handoff_id, state=state, mirror_seq=mirror_seq, reason=reason)
+        assert by.sync(handoffs=(said,)).refusals == ()
+
+    def shown() -> tuple:
+        row = client.get(f"/api/v1/handoffs/{handoff_id}").json()
+        return row["state"], row["generation"], row["reason"], row["ended_by"] is not None
+
+    say(agent, 2, HandoffState.ABORTED, 30, MISSES_A_PEER)
+    aborted = shown()
+    assert aborted[:2] == ("aborted", 2) and aborted[3]
+    say(other, 3, HandoffState.PREPARING, 0)
+    assert shown() == ("preparing", 3, "", False)
+    say(agent, 2, HandoffState.ABORTED, 31, MISSES_A_PEER)
+    say(other, 3, HandoffState.READY, 1)
+    assert shown() == ("ready", 3, "", False)
+    say(other, 3, HandoffState.ACTIVE, 2)
+    assert client.get(f"/api/v1/jobs/{job_id}").json()["active_generation"] == 3
