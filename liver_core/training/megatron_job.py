@@ -8,10 +8,11 @@ the few places that import Megatron-Core.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import logging
 from abc import abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from liver_core.worlds.megatron import MegatronWorld, mark_tensor_parallel
 
 _log = logging.getLogger(__name__)
 _KEEPS_FP32 = "keeps_fp32"
+_LossAs = Callable[[torch.Tensor], tuple[Any, ...]]
 
 
 def config_for(world: MegatronWorld, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
@@ -101,6 +103,16 @@ def keep_fp32(parameter: torch.nn.Parameter) -> None:
     setattr(parameter, _KEEPS_FP32, True)
 
 
+def _divided(loss: torch.Tensor) -> tuple[Any, ...]:
+    """The schedule divides it by its micro-batches, in place: hence the copy."""
+    return loss, {"loss": loss.detach().clone()}
+
+
+def _undivided(loss: torch.Tensor) -> tuple[Any, ...]:
+    """For a part of a step. The tokens are what Megatron wants to hear where it does not divide; nobody uses them."""
+    return loss, torch.zeros((), dtype=torch.int, device=loss.device), {"loss": loss.detach().clone()}
+
+
 class MegatronJob(TrainingJob):
     """One step is: for each micro-batch `loss(forward(model, samples(ids)))`, backward, gradients reduced."""
 
@@ -134,19 +146,24 @@ class MegatronJob(TrainingJob):
         losses: list[Any] = []
         for start in range(0, len(batches), every):
             last = start + every >= len(batches)
-            with _part_of_step(state, last=last):
-                losses += self._pass(state, world, batches[start : start + every], step_of=len(batches))
+            with _part_of_step(state, step_of=len(batches), last=last):
+                losses += self._pass(state, world, batches[start : start + every], loss_as=_undivided)
             if not last:
                 yield
         return self._result(world, batches, losses)
 
     def _pass(
-        self, state: TrainState, world: MegatronWorld, batches: Sequence[MicroBatch], *, step_of: int | None = None
+        self, state: TrainState, world: MegatronWorld, batches: Sequence[MicroBatch], *, loss_as: _LossAs = _divided
     ) -> list[Any]:
-        """Forward and backward; returns the loss of each micro-batch, on the last stage only. `step_of`: micro-batches
-        of the whole step where the schedule is given a part of it."""
+        """Forward and backward; returns the loss of each micro-batch, on the last stage only. `loss_as`: how a loss is
+        given to the schedule. Raises ValueError where Megatron would not average what `loss` returns."""
+        if state.config.calculate_per_token_loss:
+            raise ValueError(
+                "calculate_per_token_loss: must be False; loss() returns a mean, and with this setting Megatron adds "
+                "gradients up over DP, so that each layout would train with others"
+            )
         return _schedule(world, state)(
-            forward_step_func=functools.partial(self._forward_step, step_of=step_of),
+            forward_step_func=functools.partial(self._forward_step, loss_as=loss_as),
             data_iterator=(on_device(self.samples(batch.sample_ids)) for batch in batches),
             model=[state.model],
             num_microbatches=len(batches),
@@ -157,10 +174,9 @@ class MegatronJob(TrainingJob):
             pg_collection=world.collection,
         )
 
-    def _forward_step(self, samples: Iterator[Any], model: torch.nn.Module, step_of: int | None):
+    def _forward_step(self, samples: Iterator[Any], model: torch.nn.Module, loss_as: _LossAs):
         batch = next(samples)
-        kind = _whole_loss if step_of is None else functools.partial(_share_of_loss, step_of)
-        return self.forward(model, batch), lambda output: kind(self.loss(output, batch))
+        return self.forward(model, batch), lambda output: loss_as(self.loss(output, batch))
 
     def _result(self, world: MegatronWorld, batches: Sequence[MicroBatch], losses: list[Any]) -> StepResult:
         here = world.coordinates
@@ -188,39 +204,29 @@ def _causal_mask(length: int) -> torch.Tensor:
     return torch.ones(length, length, dtype=torch.bool, device="cpu").triu(1)[None, None]
 
 
-def _whole_loss(loss: torch.Tensor):
-    """The copy is needed because the schedule divides the loss in place."""
-    return loss, {"loss": loss.detach().clone()}
-
-
-def _share_of_loss(step_of: int, loss: torch.Tensor):
-    """Divided here as Megatron divides it by the micro-batches that it is given. The tokens are what Megatron wants to
-    hear where it does not divide; nobody uses them."""
-    return loss / step_of, torch.zeros((), dtype=torch.int, device=loss.device), {"loss": loss.detach().clone()}
-
-
 def _zero_gradients(state: TrainState) -> None:
     state.model.zero_grad_buffer()
     state.optimizer.zero_grad()
 
 
 @contextlib.contextmanager
-def _part_of_step(state: TrainState, *, last: bool) -> Iterator[None]:
-    """Have Megatron's schedule do a part of a step: it divides no loss, and only the last part reduces gradients.
+def _part_of_step(state: TrainState, *, step_of: int, last: bool) -> Iterator[None]:
+    """Have Megatron's schedule do a part of a step of `step_of` micro-batches; only the last part reduces gradients.
 
-    The schedule would divide by its own number of micro-batches, and would reduce after each call. Nothing else here
-    looks at `calculate_per_token_loss` once the world is built.
+    The schedule would divide by its own number of micro-batches. `grad_scale_func` divides instead: Megatron applies it
+    to the loss and to the scale of auxiliary losses. The schedule alone sees this: modules keep the config they have.
     """
-    config = state.config
-    divides, finalize, no_sync = config.calculate_per_token_loss, config.finalize_model_grads_func, config.no_sync_func
-    config.calculate_per_token_loss = True
+    model, config = state.model, state.model.config
+    part, given, finalize = copy.copy(config), config.grad_scale_func, config.finalize_model_grads_func
+    part.calculate_per_token_loss = True
+    part.grad_scale_func = lambda loss: (loss if given is None else given(loss)) / step_of
     if last:
-        config.finalize_model_grads_func = lambda models, _tokens, **named: finalize(models, None, **named)
+        part.finalize_model_grads_func = lambda models, _tokens, **named: finalize(models, None, **named)
     else:
-        config.finalize_model_grads_func = config.no_sync_func = None
+        part.finalize_model_grads_func = part.no_sync_func = None
+    model.config = part
     try:
-        with contextlib.nullcontext() if last else state.model.no_sync():
+        with contextlib.nullcontext() if last else model.no_sync():
             yield
     finally:
-        config.calculate_per_token_loss, config.no_sync_func = divides, no_sync
-        config.finalize_model_grads_func = finalize
+        model.config = config
