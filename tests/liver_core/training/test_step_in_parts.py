@@ -81,7 +81,7 @@ def _compare(corpus: str) -> dict[str, dict[str, bool]]:
             "config": state.model.config is config and not config.calculate_per_token_loss,
         }
     config.calculate_per_token_loss = True
-    with pytest.raises(ValueError, match="^calculate_per_token_loss: must be False"):
+    with pytest.raises(ValueError, match=r"^calculate_per_token_loss: must be False"):
         whole(job, state)
     return said | {"per token": {"refused by name": True}}
 
