@@ -5,7 +5,7 @@ Run from the root of the tree, as root: python -m tests.benchmarks.wire [--gbps 
 handed over live and, in the same run, back by stop-and-copy; iperf3 measures the same links right before. The host is
 idle for most of each step unless --host-time is given. A way is the delay of a packet in ms, and after a slash the
 share of packets that is lost; other ways than 0 go through a carrier in Python, so only links of 1 Gb/s and moves have
-them. On two cores a full run takes about 45 minutes. A case that fails is in the report with its reason, and the
+them. On two cores a full run takes about 70 minutes. A case that fails is in the report with its reason, and the
 status is then 1.
 """
 
