@@ -68,8 +68,8 @@ class Relay:
         """A peer's facts, which wait here from now on too. The newer mirror of a handoff counts, and one's own."""
         for mirror in facts.handoffs:
             kept = self._journal.get(Table.HANDOFF, str(mirror.handoff_id))
-            known = None if kept is None else HandoffMirror.model_validate(kept, strict=False)
-            if mirror.proposer == self._node_id or (known is not None and not is_news(mirror, known)):
+            known = None if kept is None else (kept["generation"], kept["mirror_seq"])
+            if mirror.proposer == self._node_id or not is_news((mirror.generation, mirror.mirror_seq), known):
                 continue
             self._outbox.put_handoff(mirror)
             await asyncio.to_thread(self._keep, self._journal, mirror)

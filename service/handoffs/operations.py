@@ -136,17 +136,20 @@ def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
     if row is not None and row.job_id != job.job_id:
         return Mirrored(f"handoff {mirror.handoff_id} belongs to another job")
     new, old = Copy(mirror.state, mirror.plan_revision, mirror.mirror_seq, mirror.generation), None
+    anew = False
     if row is not None:
         old = Copy(HandoffState(row.state), row.plan_revision, row.mirror_seq, row.generation)
         if not is_newer(new, old) or (old.generation is not None and _is_over(row, job, new)):
             return Mirrored()
-        if is_opened_anew(new, old):
-            # What was dropped here, or under an earlier number, counts as unknown.
-            old, row.reason, row.reason_detail, row.ended_by = None, "", None, None
+        anew = is_opened_anew(new, old)
+        if anew:
+            old = None  # What was dropped here, or under an earlier number, counts as unknown.
     generation_taken = _claim_number(session, job, mirror, now=now)
     if generation_taken is not None and mirror.state is not HandoffState.ABORTED:
         return Mirrored(generation_taken, orders_differ=True)
     opened = old is None or old.generation is None
+    if row is not None and anew:
+        row.reason, row.reason_detail, row.ended_by = "", None, None
     if row is None:
         row = HandoffRow(handoff_id=mirror.handoff_id, job_id=job.job_id, opened_at=mirror.opened_utc)
         session.add(row)

@@ -153,19 +153,21 @@ class HandoffRows:
     def take(self, mirror: Mirror, *, active: int | None, made_by: str | None, now: datetime) -> Stored:
         """Store an agent's copy, which may be old. `made_by`: the handoff that made the generation of this number, or
         its start; None where none did."""
-        row, old = self.rows.get(mirror.handoff_id), None
+        row, old, anew = self.rows.get(mirror.handoff_id), None, False
         new = Copy(mirror.state, mirror.plan_revision, mirror.mirror_seq, mirror.generation)
         if row is not None:
             old = row.copy
             if not is_newer(new, old) or (old.generation is not None and _is_over(row, active, new)):
                 return Stored()
-            if is_opened_anew(new, old):
-                # What was dropped here, or under an earlier number, counts as unknown.
-                old, row.reason, row.ended_by = None, "", None
+            anew = is_opened_anew(new, old)
+            if anew:
+                old = None  # What was dropped here, or under an earlier number, counts as unknown.
         taken = self._claim_number(mirror, made_by, now)
         if taken is not None and mirror.state is not HandoffState.ABORTED:
             return Stored(refusal=taken, orders_differ=True)
         opened = old is None or old.generation is None
+        if row is not None and anew:
+            row.reason, row.ended_by = "", None
         row = self._copy_over(row, mirror, now)
         if taken is not None:
             row.generation = None

@@ -123,8 +123,9 @@ class Mirrors:
     def take_relayed(self, mirrors: tuple[Mirror, ...]) -> None:
         """What another node has led is told from here too, and kept."""
         for mirror in mirrors:
-            known = self._of_others.get(mirror.handoff_id)
-            if mirror.proposer != self._agent.name and (known is None or is_news(mirror, known)):
+            kept = self._of_others.get(mirror.handoff_id)
+            known = None if kept is None else (kept.generation, kept.mirror_seq)
+            if mirror.proposer != self._agent.name and is_news((mirror.generation, mirror.mirror_seq), known):
                 self._of_others[mirror.handoff_id] = self.waiting[mirror.handoff_id] = mirror
                 while len(self._of_others) > KEPT_MAX:
                     del self._of_others[next(iter(self._of_others))]

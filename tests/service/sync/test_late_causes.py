@@ -54,3 +54,17 @@ def test_an_attempt_that_one_agent_gave_up_and_another_opened_again_is_as_the_la
     assert shown() == ("ready", 3, "", False)
     say(other, 3, HandoffState.ACTIVE, 2)
     assert client.get(f"/api/v1/jobs/{job_id}").json()["active_generation"] == 3
+
+
+def test_an_attempt_keeps_its_end_where_an_opening_of_it_is_refused(running, client, clock):
+    """Its number belongs to another handoff, which has gone through."""
+    job_id, agent, other = running
+    source, target = agent.job_order().roster, roster(job_id, 2, ParallelLayout(pp=2), "a", "b")
+    agent.sync(handoffs=(mirror(source, target, clock()),))
+    aborted = mirror(source, target, clock(), state=HandoffState.ABORTED, reason=MISSES_A_PEER, mirror_seq=3)
+    assert other.sync(handoffs=(aborted,)).refusals == ()
+    before = client.get(f"/api/v1/handoffs/{aborted.handoff_id}").json()
+    assert before["ended_by"] is not None
+    opened = mirror(source, target, clock(), handoff_id=aborted.handoff_id, state=HandoffState.PREPARING, mirror_seq=4)
+    assert [refusal.part for refusal in other.sync(handoffs=(opened,)).refusals] == ["handoffs"]
+    assert client.get(f"/api/v1/handoffs/{aborted.handoff_id}").json() == before
