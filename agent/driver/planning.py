@@ -140,7 +140,7 @@ def parameters_only_of(model: ModelShape, layout: ParallelLayout, ranks: Iterabl
     layers, embedding = model.num_layers // layout.pp * _layer_parameters(model), model.padded_vocab_size
     stages = [layout.coordinates(rank).pp for rank in ranks]
     whole = sum(layers + ((stage == 0) + (stage == layout.pp - 1)) * embedding * model.hidden_size for stage in stages)
-    return whole // (layout.tp * layout.shards)
+    return whole // layout.stage_size
 
 
 def _layer_parameters(model: ModelShape) -> int:

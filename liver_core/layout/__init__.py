@@ -10,8 +10,8 @@ from liver_core.layout.codec import MessageError, decode, from_json, to_json
 from liver_core.layout.copies import copies_of, copy_counts
 from liver_core.layout.fit import check_fits
 from liver_core.layout.layout_error import LayoutError
-from liver_core.layout.local_parameters import LocalParameter, local_parameters, stage_parameters
-from liver_core.layout.manifest import BucketRule, Manifest, ParameterSpec, Place, StateKind
+from liver_core.layout.local_parameters import LocalParameter, local_parameters, stage_of_layer, stage_parameters
+from liver_core.layout.manifest import BucketRule, Manifest, ParameterSpec, Place, StateKind, WholeSpec
 from liver_core.layout.pairs import paired_parameters
 from liver_core.layout.parallel import Coordinates, ParallelLayout
 from liver_core.layout.resident import ResidentBox, local_to_global_boxes, resident_boxes
@@ -37,6 +37,7 @@ __all__ = [
     "ResidentBox",
     "Roster",
     "StateKind",
+    "WholeSpec",
     "canonical_json",
     "check_fits",
     "check_members",
@@ -52,6 +53,7 @@ __all__ = [
     "region_numel",
     "resident_boxes",
     "shard_ranges",
+    "stage_of_layer",
     "stage_parameters",
     "to_json",
 ]

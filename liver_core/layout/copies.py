@@ -1,8 +1,8 @@
-"""Which ranks hold the same elements: of what TP does not split, and of embeddings tied over a pipeline. Pure."""
+"""Which ranks hold the same elements: of what TP (or ETP) does not split, and of embeddings tied over a pipeline. Pure."""
 
-from liver_core.layout.local_parameters import stages_of
+from liver_core.layout.local_parameters import holder_ep, stages_of
 from liver_core.layout.manifest import Manifest
-from liver_core.layout.parallel import ParallelLayout
+from liver_core.layout.parallel import BufferClass, ParallelLayout
 
 
 def copies_of(manifest: Manifest, layout: ParallelLayout, rank: int, tensor: str) -> tuple[int, ...]:
@@ -12,11 +12,19 @@ def copies_of(manifest: Manifest, layout: ParallelLayout, rank: int, tensor: str
     buckets of their own, so they are shared out alike.
     """
     at, spec = layout.coordinates(rank), manifest.parameter(tensor)
-    tensor_parallel = range(layout.tp) if spec.tp_dim is None else (at.tp,)
+    of = layout.experts_lie_in if spec.is_expert else BufferClass.DENSE
+    own = at.etp if spec.is_expert else at.tp
+    cuts = range(layout.cut(expert=spec.is_expert)) if spec.tp_dim is None else (own,)
     stages = stages_of(manifest, layout, spec)
-    return tuple(layout.rank_of(tp=tp, cp=at.cp, dp=at.dp, pp=stage) for stage in stages for tp in tensor_parallel)
+    shard, ep = layout.shard(of, at), holder_ep(manifest, layout, spec)
+    return tuple(layout.owner(of, cut=cut, shard=shard, ep=ep, pp=stage) for stage in stages for cut in cuts)
 
 
 def copy_counts(manifest: Manifest, layout: ParallelLayout) -> dict[str, int]:
     """How many ranks hold each element, by parameter name; those of a tied copy are counted with its embedding."""
-    return {spec.name: len(copies_of(manifest, layout, 0, spec.tensor)) for spec in manifest.parameters}
+    return {
+        spec.name: len(stages_of(manifest, layout, tensor)) * (1 if tensor.tp_dim is not None else cut)
+        for spec in manifest.parameters
+        for tensor in [manifest.parameter(spec.tensor)]
+        for cut in [layout.cut(expert=spec.is_expert)]
+    }

@@ -5,6 +5,7 @@ what comes after; with virtual stages the model chunks one after another. It dec
 gradient buffer, and so which ZeRO-1 rank owns it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -16,7 +17,8 @@ from liver_core.layout.parallel import ParallelLayout
 
 @dataclass(frozen=True, slots=True)
 class LocalParameter:
-    """One parameter as one rank holds it: `shape` is the TP-local shape, `chunk` the model chunk (VPP), else 0."""
+    """One parameter as one rank holds it: `shape` is that of its TP (or ETP) part, `chunk` the model chunk (VPP), else
+    0."""
 
     spec: ParameterSpec
     shape: tuple[int, ...]
@@ -35,18 +37,34 @@ class LocalParameter:
 
 def local_parameters(manifest: Manifest, layout: ParallelLayout, rank: int) -> tuple[LocalParameter, ...]:
     """The parameters of `rank` in registration order. Raises LayoutError when the model does not fit the layout."""
-    return stage_parameters(manifest, layout, layout.coordinates(rank).pp)
+    at = layout.coordinates(rank)
+    return stage_parameters(manifest, layout, at.pp, at.ep)
+
+
+def stage_parameters(manifest: Manifest, layout: ParallelLayout, stage: int, ep: int = 0) -> tuple[LocalParameter, ...]:
+    """The parameters of any rank of a pipeline stage with that share of the experts: all have the same local shapes,
+    whatever the share."""
+    return _stage_parameters(manifest, layout, stage, ep if manifest.num_experts else 0)
 
 
 @lru_cache(maxsize=512)
-def stage_parameters(manifest: Manifest, layout: ParallelLayout, stage: int) -> tuple[LocalParameter, ...]:
-    """The parameters of any rank of a pipeline stage: all its ranks hold the same local shapes."""
-    check_fits(manifest, layout)
+def _stage_parameters(manifest: Manifest, layout: ParallelLayout, stage: int, ep: int) -> tuple[LocalParameter, ...]:
+    _check_once(manifest, layout)
+    held = range(ep * (share := experts_each(manifest, layout)), (ep + 1) * share)
     return tuple(
-        LocalParameter(spec=spec, shape=spec.local_shape(layout.tp), chunk=chunk)
+        LocalParameter(spec=spec, shape=spec.local_shape(layout.cut(expert=spec.is_expert)), chunk=chunk)
         for chunk in range(layout.vpp)
         for spec in _chunk_specs(manifest, layout, stage, chunk)
+        if not spec.is_expert or spec.expert in held
     )
+
+
+_check_once = lru_cache(maxsize=512)(check_fits)
+
+
+def experts_each(manifest: Manifest, layout: ParallelLayout) -> int:
+    """How many experts of a layer a rank has; 0 where the model has none."""
+    return manifest.num_experts // layout.ep
 
 
 def stages_of(manifest: Manifest, layout: ParallelLayout, spec: ParameterSpec) -> tuple[int, ...]:
@@ -60,25 +78,26 @@ def stages_of(manifest: Manifest, layout: ParallelLayout, spec: ParameterSpec) -
         case Place.LAST:
             return (last,)
         case Place.LAYER:
-            # Chunk v of stage p starts at layer (v * PP + p) * layers per chunk (Megatron's
-            # transformer_block.get_num_layers_to_build and transformer_layer.get_transformer_layer_offset).
-            return (spec.layer // (manifest.num_layers // (layout.pp * layout.vpp)) % layout.pp,)
+            return (stage_of_layer(manifest, layout, spec.layer),)
 
 
-def _chunk_specs(manifest: Manifest, layout: ParallelLayout, stage: int, chunk: int) -> list[ParameterSpec]:
-    is_first = stage == 0 and chunk == 0
-    is_last = stage == layout.pp - 1 and chunk == layout.vpp - 1
+def stage_of_layer(manifest: Manifest, layout: ParallelLayout, layer: int) -> int:
+    """The pipeline stage that has a layer. Chunk v of stage p starts at layer (v * PP + p) * layers per chunk (Megatron's
+    transformer_block.get_num_layers_to_build and transformer_layer.get_transformer_layer_offset)."""
+    return layer // (manifest.num_layers // (layout.pp * layout.vpp)) % layout.pp
+
+
+def holder_ep(manifest: Manifest, layout: ParallelLayout, spec: ParameterSpec) -> int:
+    """The position on EP of the ranks that hold a parameter; 0 for one that is of no expert."""
+    return spec.expert // experts_each(manifest, layout) if spec.is_expert else 0
+
+
+def _chunk_specs(manifest: Manifest, layout: ParallelLayout, stage: int, chunk: int) -> Iterator[ParameterSpec]:
     layers = manifest.num_layers // (layout.pp * layout.vpp)
     first_layer = (chunk * layout.pp + stage) * layers
-    found = []
-    for spec in manifest.parameters:
-        match Place(spec.place):
-            case Place.FIRST:
-                held = is_first
-            case Place.LAYER:
-                held = first_layer <= spec.layer < first_layer + layers
-            case Place.LAST:
-                held = is_last and not (spec.tied_to and layout.pp == 1)
-        if held:
-            found.append(spec)
-    return found
+    if stage == 0 and chunk == 0:
+        yield from manifest.at(Place.FIRST)
+    for layer in range(first_layer, first_layer + layers):
+        yield from manifest.at(Place.LAYER, layer)
+    if stage == layout.pp - 1 and chunk == layout.vpp - 1:
+        yield from (spec for spec in manifest.at(Place.LAST) if layout.pp > 1 or not spec.tied_to)

@@ -46,14 +46,18 @@ class ParameterSpec:
     name: logical name with the global layer number, "decoder.layers.3.mlp.linear_fc1.weight".
     shape: unsharded, vocabulary padded (the padding is fixed for the job's life).
     dtype: of the model parameter, a name of `DTYPE_BYTES`; the state kinds have their own.
-    tp_dim: the dim that tensor parallelism splits, None where every TP rank holds the whole.
+    tp_dim: the dim that tensor parallelism splits, None where every TP rank holds the whole; of an expert, that ETP
+        splits.
     blocks: 1, or 2 for gated units: tp_dim, which must be 0 then, is `blocks` equal parts (gate, up), each split over
         TP on its own.
     place, layer: `layer` is the global number where place is "layer", and -1 elsewhere.
-    order: registration order inside its place (inside its layer).
+    order: registration order inside its place (inside its layer), where a list of experts counts as one; of an
+        expert's parameter, the order inside that expert.
     tied_to: this is the copy, on the last of several stages, of that embedding of the first stage. With one stage
         it does not exist. Its elements are the embedding's elements.
     unit: a TP part must be a multiple of this many indices of tp_dim (a query group of packed attention weights).
+    expert: global number of the expert that it belongs to, -1 where it is of none.
+    slot: of an expert's parameter, the order in the layer of the list of experts.
     """
 
     __pydantic_config__ = STRICT
@@ -68,6 +72,8 @@ class ParameterSpec:
     order: Count
     tied_to: ShortText = ""
     unit: Count = 1
+    expert: Annotated[int, Bound(ge=-1, le=COUNT_MAX)] = -1
+    slot: Count = 0
 
     def __post_init__(self) -> None:
         def need(holds: bool, what: str, rule: str) -> None:
@@ -85,6 +91,9 @@ class ParameterSpec:
         need(self.layer >= 0 if in_layer else self.layer == -1, "layer", f"{self.layer} does not go with {self.place}")
         need(self.order >= 0, "order", f"must not be negative, is {self.order}")
         need(not self.tied_to or self.place == Place.LAST, "tied_to", f"needs place last, is {self.place}")
+        need(self.expert >= -1, "expert", f"must be -1 or the number of an expert, is {self.expert}")
+        need(not self.is_expert or in_layer, "expert", f"{self.expert} must be in a layer, is {self.place}")
+        need(self.is_expert or not self.slot, "slot", f"must be 0 without an expert, is {self.slot}")
         if self.tp_dim is None:
             need(self.blocks == 1, "blocks", f"must be 1 where tp_dim is null, is {self.blocks}")
             return
@@ -104,9 +113,20 @@ class ParameterSpec:
         """The name under which its elements are known: its own, or that of the embedding it is tied to."""
         return self.tied_to or self.name
 
+    @property
+    def is_expert(self) -> bool:
+        """Whether it belongs to an expert, of which each rank has some. Routers and shared experts do not."""
+        return self.expert >= 0
+
     def local_shape(self, tp: int) -> tuple[int, ...]:
         """The shape on each of `tp` ranks; the caller has checked that it divides (`check_fits`)."""
         return tuple(size // tp if dim == self.tp_dim else size for dim, size in enumerate(self.shape))
+
+    @property
+    def registered(self) -> tuple[int, int, int, int, int]:
+        """Where it stands among the parameters of a model: place, layer, position in it, expert, order in that."""
+        position = self.slot if self.is_expert else self.order
+        return (_PLACE_ORDER[self.place], self.layer, position, self.expert, self.order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +149,33 @@ class StateKind:
     def dtype_of(self, spec: ParameterSpec) -> str:
         """Of this kind's elements of a parameter, in every layout."""
         return spec.dtype if self.dtype == OF_PARAMETER else self.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class WholeSpec:
+    """A tensor that each rank of a pipeline stage has whole, and that a step changes: a router's bias of experts.
+
+    name: with the global layer number. dtype: a name of `DTYPE_BYTES`. layer: its global number.
+    """
+
+    __pydantic_config__ = STRICT
+
+    name: Name
+    shape: Annotated[tuple[Count, ...], Bound(max_length=DIMS_MAX)]
+    dtype: Name
+    layer: Count
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise LayoutError("whole.name", "must not be empty")
+        if self.dtype not in DTYPE_BYTES:
+            known = ", ".join(DTYPE_BYTES)
+            raise LayoutError(f"tensor {self.name}: dtype", f"must be one of {known}, is {self.dtype!r}")
+
+    @property
+    def bytes(self) -> int:
+        """Of the whole tensor."""
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +222,7 @@ class Manifest:
     """All parameters of a job and the kinds of state each element has. Raises LayoutError naming the parameter.
 
     `parameters` are kept in model order (first stage, layers, last stage), whatever order they are given in, so that
-    equal manifests have equal digests.
+    equal manifests have equal digests. `whole`: what a step changes beside them, by layer and name.
     """
 
     __pydantic_config__ = STRICT
@@ -184,16 +231,29 @@ class Manifest:
     num_layers: Count
     kinds: Annotated[tuple[StateKind, ...], Bound(max_length=KINDS_MAX)]
     bucket_rule: BucketRule = BucketRule()
+    whole: Annotated[tuple[WholeSpec, ...], Bound(max_length=PARAMETERS_MAX)] = ()
+    num_experts: int = field(init=False, repr=False, compare=False)
+    """Of each layer that has experts; 0 where none has."""
     _by_name: Mapping[str, ParameterSpec] = field(init=False, repr=False, compare=False)
+    _by_stand: Mapping[tuple[int, ...], ParameterSpec] = field(init=False, repr=False, compare=False)
+    _by_layer: Mapping[int, tuple[ParameterSpec, ...]] = field(init=False, repr=False, compare=False)
     _copied: frozenset[str] = field(init=False, repr=False, compare=False)
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        ordered = tuple(sorted(self.parameters, key=lambda spec: (_PLACE_ORDER[spec.place], spec.layer, spec.order)))
+        ordered = tuple(sorted(self.parameters, key=lambda spec: spec.registered))
+        by_layer: dict[int, list[ParameterSpec]] = {}
+        for spec in ordered:
+            by_layer.setdefault(spec.layer, []).append(spec)
         object.__setattr__(self, "parameters", ordered)
+        object.__setattr__(self, "num_experts", 1 + max((spec.expert for spec in ordered), default=-1))
         object.__setattr__(self, "_by_name", {spec.name: spec for spec in ordered})
+        object.__setattr__(self, "_by_stand", {spec.registered: spec for spec in ordered})
+        object.__setattr__(self, "_by_layer", {layer: tuple(specs) for layer, specs in by_layer.items()})
         object.__setattr__(self, "_copied", frozenset(spec.tied_to for spec in ordered if spec.tied_to))
-        object.__setattr__(self, "_hash", hash((ordered, self.num_layers, self.kinds, self.bucket_rule)))
+        whole = tuple(sorted(self.whole, key=lambda spec: (spec.layer, spec.name)))
+        object.__setattr__(self, "whole", whole)
+        object.__setattr__(self, "_hash", hash((ordered, self.num_layers, self.kinds, self.bucket_rule, whole)))
         _check_manifest(self)
 
     def __hash__(self) -> int:
@@ -202,13 +262,24 @@ class Manifest:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy in another process is built anew: hashes of strings differ between processes.
-        return Manifest, (self.parameters, self.num_layers, self.kinds, self.bucket_rule)
+        return Manifest, (self.parameters, self.num_layers, self.kinds, self.bucket_rule, self.whole)
 
     def parameter(self, name: str) -> ParameterSpec:
         """The parameter of that name; raises LayoutError when there is none."""
         if name not in self._by_name:
             raise LayoutError("parameter", f"{name!r} is not in the manifest")
         return self._by_name[name]
+
+    def at(self, place: Place, layer: int = -1) -> tuple[ParameterSpec, ...]:
+        """The parameters of one place, or of one layer, in their order."""
+        if place is Place.LAYER:
+            return self._by_layer.get(layer, ())
+        return tuple(spec for spec in self._by_layer.get(-1, ()) if spec.place == place)
+
+    def of_expert(self, spec: ParameterSpec, number: int) -> ParameterSpec:
+        """The same parameter of another expert of its layer, which has the same shape and dtype."""
+        place, layer, slot, _, order = spec.registered
+        return self._by_stand[place, layer, slot, number, order]
 
     def has_copy(self, name: str) -> bool:
         """Whether the last of several stages holds a copy of that (embedding) parameter."""
@@ -242,20 +313,45 @@ def _check_manifest(manifest: Manifest) -> None:
         raise LayoutError("kinds", "must name at least one kind of state")
     _refuse_repeats("kinds", Counter(kind.name for kind in manifest.kinds))
     _refuse_repeats("parameters", Counter(spec.name for spec in specs))
-    _refuse_repeats("order", Counter((spec.place, spec.layer, spec.order) for spec in specs))
+    _refuse_repeats("order", Counter((spec.place, *spec.registered[1:]) for spec in specs))
     if manifest.num_layers < 0:
         raise LayoutError("num_layers", f"must not be negative, is {manifest.num_layers}")
-    for spec in specs:
+    _refuse_repeats("whole", Counter(spec.name for spec in manifest.whole))
+    for spec in (*specs, *manifest.whole):
         if spec.layer >= manifest.num_layers:
             raise LayoutError(f"parameter {spec.name}: layer", f"{spec.layer} of only {manifest.num_layers} layers")
+    for spec in specs:
         if spec.tied_to:
             _check_tie(spec, manifest.parameter(spec.tied_to))
+    _check_experts(manifest)
 
 
 def _refuse_repeats(field_name: str, counts: Counter) -> None:
     for value, count in counts.items():
         if count > 1:
             raise LayoutError(field_name, f"{value} appears {count} times")
+
+
+def _check_experts(manifest: Manifest) -> None:
+    """All experts of the model's layers are as many, and alike: a rank's share of them has one size wherever it is."""
+    numbers: dict[tuple[int, ...], list[ParameterSpec]] = {}
+    dense = {spec.registered[:3] for spec in manifest.parameters if not spec.is_expert}
+    for spec in manifest.parameters:
+        if spec.is_expert:
+            numbers.setdefault((spec.layer, spec.slot, spec.order), []).append(spec)
+    for (layer, slot, _), alike in numbers.items():
+        first, at = alike[0], f"parameter {alike[0].name}: expert"
+        if [spec.expert for spec in alike] != list(range(manifest.num_experts)):
+            raise LayoutError(at, f"layer {layer} must have experts 0 to {manifest.num_experts - 1}, each once")
+        if first.registered[:3] in dense:
+            raise LayoutError(f"parameter {first.name}: slot", f"{slot} is that of another parameter of layer {layer}")
+        for spec in alike:
+            if _form(spec) != _form(first):
+                raise LayoutError(f"parameter {spec.name}: expert", f"must be cut and shaped as {first.name}")
+
+
+def _form(spec: ParameterSpec) -> tuple[object, ...]:
+    return spec.shape, spec.dtype, spec.tp_dim, spec.blocks, spec.unit
 
 
 def _check_tie(spec: ParameterSpec, other: ParameterSpec) -> None:

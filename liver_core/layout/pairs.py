@@ -25,12 +25,12 @@ def _splits_pairs(manifest: Manifest, layout: ParallelLayout) -> bool:
     """Whether ZeRO-1 cuts a bucket after an odd number of elements, or a parameter begins after one."""
     buckets = (bucket for stage in range(layout.pp) for bucket in stage_buckets(manifest, layout, stage))
     return manifest.bucket_rule.align_elements % 2 != 0 or any(
-        bucket.padded_numel // layout.shards % 2 != 0 for bucket in buckets
+        bucket.shard_numel(layout) % 2 != 0 for bucket in buckets
     )
 
 
 def _row_width(spec: ParameterSpec, layout: ParallelLayout) -> int:
     """Elements of the last dim that lie together on one rank; odd where they are not the same for all ranks."""
     last = len(spec.shape) - 1
-    parts = layout.tp * spec.blocks if spec.tp_dim == last else 1
+    parts = layout.cut(expert=spec.is_expert) * spec.blocks if spec.tp_dim == last else 1
     return spec.shape[last] // parts if spec.shape[last] % parts == 0 else 1

@@ -26,17 +26,19 @@ class ResidentBox:
 @lru_cache(maxsize=4096)
 def resident_boxes(manifest: Manifest, layout: ParallelLayout, rank: int) -> tuple[ResidentBox, ...]:
     """Everything a rank holds, by ascending offset; padding is in no box. Raises LayoutError if it does not fit."""
-    tp = layout.coordinates(rank).tp
+    at = layout.coordinates(rank)
     found = []
     for shard in shard_ranges(manifest, layout, rank).parameters:
         spec = manifest.parameter(shard.tensor)
-        for box, offset in local_to_global_boxes(spec, layout.tp, tp, shard.param_start, shard.param_stop):
+        part = at.etp if spec.is_expert else at.tp
+        size = layout.cut(expert=spec.is_expert)
+        for box, offset in local_to_global_boxes(spec, size, part, shard.param_start, shard.param_stop):
             found.append(ResidentBox(shard.tensor, box, shard.region_offset + offset))
     return tuple(found)
 
 
 def local_to_global_boxes(spec: ParameterSpec, tp_size: int, tp: int, start: int, stop: int) -> list[tuple[Box, int]]:
-    """A flat range of the TP-local shard as (global box, offset from `start`), in flat order.
+    """A flat range of part `tp` of `tp_size` of a parameter as (global box, offset from `start`), in flat order.
 
     The range is first cut where one gated block ends and the next begins, since the two halves of the local tensor
     lie apart in the global one; each piece is at most 2n-1 boxes.

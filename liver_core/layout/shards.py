@@ -2,7 +2,8 @@
 
 The rule is megatron-core 0.16.1's (`distributed/param_and_grad_buffer.py`, `optimizer/distrib_optimizer.py`):
 parameters in reverse registration order, starts aligned, bucket ends padded, each bucket cut into DP x CP equal
-parts of which the rank owns one. The region is the concatenation of the rank's parts over all buckets.
+parts of which the rank owns one; with EP the experts lie in buckets of their own, cut into expert-DP parts. The region
+is the concatenation of the rank's parts over all buckets, those of dense parameters first.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from liver_core.layout.layout_error import LayoutError
 from liver_core.layout.local_parameters import LocalParameter, stage_parameters
 from liver_core.layout.manifest import BucketRule, Manifest
-from liver_core.layout.parallel import ParallelLayout
+from liver_core.layout.parallel import BufferClass, ParallelLayout
 
 _HIGH_BANDWIDTH_MULTIPLE = 2**16
 
@@ -21,6 +22,7 @@ _HIGH_BANDWIDTH_MULTIPLE = 2**16
 class BufferKey(NamedTuple):
     """Megatron makes one buffer for each of these: a model chunk's parameters of one dtype whose gradients have one."""
 
+    of: BufferClass
     chunk: int
     param_dtype: str
     grad_dtype: str
@@ -78,13 +80,11 @@ class RankShards:
 def shard_ranges(manifest: Manifest, layout: ParallelLayout, rank: int) -> RankShards:
     """The ZeRO-1 shards of a rank. Raises LayoutError when the model does not fit the layout."""
     at = layout.coordinates(rank)
-    # Megatron's dp-cp group: CP is the faster axis of the two.
-    shard = at.dp * layout.cp + at.cp
     buckets: list[BucketShard] = []
     parameters: list[ParameterShard] = []
     offset = 0
-    for bucket in stage_buckets(manifest, layout, at.pp):
-        size = bucket.padded_numel // layout.shards
+    for bucket in stage_buckets(manifest, layout, at.pp, at.ep):
+        size, shard = bucket.shard_numel(layout), layout.shard(bucket.buffer.of, at)
         start, stop = shard * size, (shard + 1) * size
         buckets.append(BucketShard(bucket.buffer, bucket.index, bucket.numel, bucket.padded_numel, start, stop, offset))
         for begin, local in bucket.parameters:
@@ -104,7 +104,7 @@ def check_share(manifest: Manifest, layout: ParallelLayout, rank: int) -> None:
 def region_numel(manifest: Manifest, layout: ParallelLayout, rank: int) -> int:
     """Elements of the rank's region of every state kind, padding included; equal on all ranks of a stage."""
     stage = layout.coordinates(rank).pp
-    return sum(bucket.padded_numel for bucket in stage_buckets(manifest, layout, stage)) // layout.shards
+    return sum(bucket.shard_numel(layout) for bucket in stage_buckets(manifest, layout, stage))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,23 +117,36 @@ class Bucket:
     padded_numel: int
     parameters: tuple[tuple[int, LocalParameter], ...]
 
+    def shard_numel(self, layout: ParallelLayout) -> int:
+        """Elements of each rank's part, padding included."""
+        return self.padded_numel // layout.shards(self.buffer.of)
+
+
+def stage_buckets(manifest: Manifest, layout: ParallelLayout, stage: int, ep: int = 0) -> tuple[Bucket, ...]:
+    """The buckets of every rank of a pipeline stage with that share of the experts; sizes are those of every share.
+
+    Those of dense parameters, then those of experts, as Megatron chains their optimizers; in each, chunk after chunk,
+    and in it buffer after buffer, in the order of their first parameters.
+    """
+    return _stage_buckets(manifest, layout, stage, ep if manifest.num_experts else 0)
+
 
 @lru_cache(maxsize=512)
-def stage_buckets(manifest: Manifest, layout: ParallelLayout, stage: int) -> tuple[Bucket, ...]:
-    """The buckets of every rank of a pipeline stage: chunk after chunk, and in it buffer after buffer, in the order of
-    their first parameters."""
+def _stage_buckets(manifest: Manifest, layout: ParallelLayout, stage: int, ep: int) -> tuple[Bucket, ...]:
     rule = manifest.bucket_rule
     held_in: dict[BufferKey, list[LocalParameter]] = {}
-    for local in stage_parameters(manifest, layout, stage):
-        key = BufferKey(local.chunk, local.spec.dtype, manifest.gradient_dtype(local.spec))
+    for local in stage_parameters(manifest, layout, stage, ep):
+        of = layout.experts_lie_in if local.spec.is_expert else BufferClass.DENSE
+        key = BufferKey(of, local.chunk, local.spec.dtype, manifest.gradient_dtype(local.spec))
         held_in.setdefault(key, []).append(local)
     found: list[Bucket] = []
-    for key, held in held_in.items():
+    for key in sorted(held_in, key=lambda key: key.of is BufferClass.EXPERT):
+        held = held_in[key]
         # DistributedDataParallel turns bucketing off on later stages, and the caller on later chunks.
         elements_max = rule.elements_max_at(layout.dp) if stage == 0 and key.chunk == 0 else None
         groups = _cut_into_buckets(manifest, layout, held[::-1], elements_max)
         for index, (numel, group) in enumerate(groups):
-            padded = _round_up(numel, _end_divisor(rule, layout.shards))
+            padded = _round_up(numel, _end_divisor(rule, layout.shards(key.of)))
             found.append(Bucket(key, index, numel, padded, tuple(group)))
     return tuple(found)
 

@@ -97,14 +97,15 @@ def areas(manifest: Manifest, layout: ParallelLayout, stage: int) -> tuple[Area,
     those of others wait and move in with them.
     """
     buckets = stage_buckets(manifest, layout, stage)
-    region = sum(bucket.padded_numel for bucket in buckets) // layout.shards * BYTES_PER_ELEMENT
+    region = sum(bucket.shard_numel(layout) for bucket in buckets) * BYTES_PER_ELEMENT
     weights = sum(bucket.padded_numel * DTYPE_BYTES[bucket.buffer.param_dtype] for bucket in buckets)
     gradients = sum(bucket.padded_numel * DTYPE_BYTES[bucket.buffer.grad_dtype] for bucket in buckets)
+    own = sum(bucket.shard_numel(layout) * DTYPE_BYTES[bucket.buffer.grad_dtype] for bucket in buckets)
     apart = [bucket for bucket in buckets if bucket.buffer.param_dtype != FLOAT32]
-    masters = sum(bucket.padded_numel for bucket in apart) // layout.shards * BYTES_PER_ELEMENT
+    masters = sum(bucket.shard_numel(layout) for bucket in apart) * BYTES_PER_ELEMENT
     moments = [Area(kind.name, region, region, (kind.name,)) for kind in manifest.kinds if kind.name not in _NO_MOMENTS]
     is_cast = any(bucket.buffer.grad_dtype != FLOAT32 for bucket in buckets)
-    grad = Area(GRAD, gradients, gradients // layout.shards, (GRAD,), is_cast)
+    grad = Area(GRAD, gradients, own, (GRAD,), is_cast)
     if len(apart) < len(buckets):
         return (Area(WEIGHTS, weights + masters, region, (MASTER,)), *moments, grad)
     return (Area(MASTER, masters, masters, (MASTER,)), *moments, grad, Area(WEIGHTS, weights, 0))
@@ -116,7 +117,7 @@ _NO_MOMENTS = (MASTER, GRAD)
 def cast_bytes(manifest: Manifest, layout: ParallelLayout, stage: int) -> int:
     """What a step takes on a rank of a stage for fp32 copies of those of its gradients that are not fp32."""
     cast = (each for each in stage_buckets(manifest, layout, stage) if each.buffer.grad_dtype != FLOAT32)
-    return sum(bucket.padded_numel for bucket in cast) // layout.shards * BYTES_PER_ELEMENT
+    return sum(bucket.shard_numel(layout) for bucket in cast) * BYTES_PER_ELEMENT
 
 
 def world_bytes(manifest: Manifest, layout: ParallelLayout) -> int:

@@ -10,7 +10,7 @@ from liver_core.layout import Manifest, Roster, digest_of, to_json
 from liver_core.reshard.plan_error import PlanError
 
 # Part of every plan digest: two builds whose planners choose differently must not believe that their plans agree.
-PLAN_RULES_VERSION = 2
+PLAN_RULES_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Which process gets which rank of a target layout, so that little has to move: greedy, per node first. Pure.
 
 A rank's state is pictured as a rectangle: the depth of the model it holds (pipeline stage, and its ZeRO-1 part of the
-stage) by the width (its TP part). What two ranks share is the area that their rectangles share. This is an estimate
-(exact in the middle of even models), which is enough to choose a place; the plan is exact whatever the place.
+stage) by the width (its TP part). Its experts are another one, as wide as its part of them all (EP and ETP). What two
+ranks share is the area that their rectangles share, weighed by the elements in each. This is an estimate (exact in the
+middle of even models), which is enough to choose a place; the plan is exact whatever the place.
 """
 
 from bisect import bisect_left
@@ -10,9 +11,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import gcd, lcm, prod
 from operator import itemgetter
 
 from liver_core.layout import Manifest, Member, ParallelLayout, Roster, check_fits
+from liver_core.layout.parallel import BufferClass
 from liver_core.reshard.plan_error import PlanError
 
 
@@ -34,15 +37,15 @@ def place(
 ) -> Roster:
     """The roster of `target_layout` on `nodes` that leaves most state where it is, by a deterministic greedy choice.
 
-    A TP group stays on one node where the nodes allow it. Nodes given first win ties. `generation` is by default the
-    one after the source's. Raises PlanError when there are too few slots, LayoutError when the model does not fit.
+    A TP group stays on one node where the nodes allow it, and with experts an EP x ETP group too. Nodes given first win
+    ties. `generation` is by default the one after the source's. Raises PlanError when there are too few slots,
+    LayoutError when the model does not fit.
     """
     check_fits(manifest, target_layout)
     _check_nodes(nodes, target_layout)
-    areas = _Areas(source, target_layout)
-    unit = target_layout.tp
-    held = _units_to_nodes(areas, nodes, target_layout.world_size, unit) if unit > 1 else None
-    held = held or _units_to_nodes(areas, nodes, target_layout.world_size, 1)
+    areas = _Areas(manifest, source, target_layout)
+    tries = (_units_to_nodes(areas, nodes, target_layout.world_size, unit) for unit in near_units(target_layout))
+    held = next((each for each in tries if each is not None), None)
     if held is None:
         raise PlanError("no placement found although there are enough slots")
     members: list[Member | None] = [None] * target_layout.world_size
@@ -60,9 +63,9 @@ def place(
 def seat(layout: ParallelLayout, kept: Sequence[Member], free: Sequence[Member]) -> tuple[Member, ...]:
     """The member of each rank where only places are known: `kept` hold state now, in rank order; `free` come after.
 
-    As many TP groups as the nodes can hold lie whole on one node each. Among such seatings, as many of `kept` as
-    possible stay, and in their order. What nodes cannot hold whole is spread, in the same order. Raises PlanError when
-    there are too few members.
+    As many TP groups as the nodes can hold lie whole on one node each, and with EP as many EP x ETP groups where all of
+    them find one. Among such seatings, as many of `kept` as possible stay, and in their order. What nodes cannot hold
+    whole is spread, in the same order. Raises PlanError when there are too few members.
     """
     members = [*kept, *free]
     if len(members) < layout.world_size:
@@ -70,7 +73,10 @@ def seat(layout: ParallelLayout, kept: Sequence[Member], free: Sequence[Member])
     on_node: dict[str, list[int]] = defaultdict(list)
     for place, member in enumerate(members):
         on_node[member.node_id].append(place)
-    size, groups = layout.tp, layout.world_size // layout.tp
+    wide, size = near_units(layout)[0], layout.tp
+    if sum(len(there) // wide for there in on_node.values()) * wide >= layout.world_size:
+        size = wide
+    groups = layout.world_size // size
     whole = [there[at : at + size] for there in on_node.values() for at in range(0, len(there) - size + 1, size)]
     # Places of a node rise, so those of `kept` come first in a group.
     whole.sort(key=lambda group: (-bisect_left(group, len(kept)), group[0]))
@@ -79,6 +85,12 @@ def seat(layout: ParallelLayout, kept: Sequence[Member], free: Sequence[Member])
     rest = [place for place in range(len(members)) if place not in seated]
     chosen += [rest[at * size : (at + 1) * size] for at in range(groups - len(chosen))]
     return tuple(members[place] for group in sorted(chosen, key=itemgetter(0)) for place in group)
+
+
+def near_units(layout: ParallelLayout) -> tuple[int, ...]:
+    """How many ranks one after the other should share a node, best first: those of the groups that talk in each layer
+    (EP x ETP), then of a TP group, then any."""
+    return tuple(dict.fromkeys((lcm(layout.tp, layout.expert_tp * layout.ep), layout.tp, 1)))
 
 
 def _check_nodes(nodes: Sequence[NodeSlots], layout: ParallelLayout) -> None:
@@ -93,36 +105,64 @@ def _check_nodes(nodes: Sequence[NodeSlots], layout: ParallelLayout) -> None:
 class _Areas:
     """For every target rank the source ranks whose rectangles overlap its own, with the shared area in whole units."""
 
-    def __init__(self, source: Roster, target_layout: ParallelLayout) -> None:
+    def __init__(self, manifest: Manifest, source: Roster, target_layout: ParallelLayout) -> None:
         self._source = source
         self._target_layout = target_layout
+        elements = Counter[bool]()
+        for spec in manifest.parameters:
+            elements[spec.is_expert] += spec.numel
+        before = {expert: _Rectangles(source.layout, expert) for expert in elements}
+        after = {expert: _Rectangles(target_layout, expert) for expert in elements}
+        # Areas of one kind are in units of its own: each is multiplied by the number of units of the other.
+        units = {expert: before[expert].parts * after[expert].parts for expert in elements}
+        weights = {expert: elements[expert] * prod(units.values()) // units[expert] for expert in elements}
+        common = gcd(*weights.values())
+        self._kinds = [(after[each], before[each], weights[each] // common) for each in elements]
 
     def shared(self, target_rank: int) -> list[tuple[int, int]]:
         """(source rank, area) of every source rank that shares some."""
-        source, target = self._source.layout, self._target_layout
-        at = target.coordinates(target_rank)
-        depth = _overlaps(_depth(target, at.pp, at.dp * target.cp + at.cp), _steps(target), _steps(source))
-        width = list(_overlaps(at.tp, target.tp, source.tp))
-        found = []
-        for step, shared_depth in depth:
-            stage, reversed_shard = divmod(step, source.shards)
-            dp, cp = divmod(source.shards - 1 - reversed_shard, source.cp)
-            for tp, shared_width in width:
-                found.append((source.rank_of(tp=tp, cp=cp, dp=dp, pp=stage), shared_depth * shared_width))
-        return found
+        found = Counter[int]()
+        for target, source, weight in self._kinds:
+            for rank, area in target.shared(target_rank, source):
+                found[rank] += area * weight
+        return list(found.items())
 
     def member_of(self, source_rank: int) -> Member:
         """Where a source rank lives."""
         return self._source.members[source_rank]
 
 
-def _steps(layout: ParallelLayout) -> int:
-    return layout.pp * layout.shards
+class _Rectangles:
+    """Those of the ranks of a layout: of dense parameters, or of its experts."""
 
+    def __init__(self, layout: ParallelLayout, expert: bool) -> None:
+        self._layout, self._expert = layout, expert
+        self._of = layout.experts_lie_in if expert else BufferClass.DENSE
+        self._shards = layout.shards(self._of)
+        self._steps = layout.pp * self._shards
+        self._ep = layout.ep if self._of is BufferClass.EXPERT else 1
+        self._cut = layout.cut(expert=expert)
 
-def _depth(layout: ParallelLayout, stage: int, shard: int) -> int:
-    # Buffers hold parameters in reverse order, so the first ZeRO-1 shard of a stage owns its deepest layers.
-    return stage * layout.shards + layout.shards - 1 - shard
+    @property
+    def parts(self) -> int:
+        """How many there are."""
+        return self._steps * self._ep * self._cut
+
+    def shared(self, rank: int, other: "_Rectangles") -> Iterator[tuple[int, int]]:
+        """(rank of the other layout, area shared with it)."""
+        at = self._layout.coordinates(rank)
+        # Buffers hold parameters in reverse order, so the first ZeRO-1 shard of a stage owns its deepest layers.
+        depth = at.pp * self._shards + self._shards - 1 - self._layout.shard(self._of, at)
+        cut = at.etp if self._expert else at.tp
+        experts = list(_overlaps(at.ep if self._ep > 1 else 0, self._ep, other._ep))
+        widths = list(_overlaps(cut, self._cut, other._cut))
+        for step, shared_depth in _overlaps(depth, self._steps, other._steps):
+            stage, reversed_shard = divmod(step, other._shards)
+            shard = other._shards - 1 - reversed_shard
+            for ep, shared_experts in experts:
+                for part, shared_width in widths:
+                    found = other._layout.owner(other._of, cut=part, shard=shard, ep=ep, pp=stage)
+                    yield found, shared_depth * shared_experts * shared_width
 
 
 def _overlaps(index: int, parts: int, other_parts: int) -> Iterator[tuple[int, int]]:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from liver_core.layout import Box, LocalParameter, Manifest, ParallelLayout, local_to_global_boxes
-from liver_core.layout.local_parameters import stages_of
+from liver_core.layout.local_parameters import experts_each, holder_ep, stages_of
+from liver_core.layout.parallel import BufferClass
 from liver_core.layout.shards import stage_buckets
 
 
@@ -22,9 +23,11 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Where a parameter lies on the ranks of one stage: inside its bucket, and the bucket's part in the region."""
+    """Where a parameter lies on the ranks of one stage: inside its bucket, and the bucket's part in the region. That of
+    an expert is that of the first share of the experts, where each other share has one of its own at the same place."""
 
     stage: int
+    of: BufferClass
     local: LocalParameter
     start: int
     shard_numel: int
@@ -44,23 +47,26 @@ class _Slot:
 def holdings(manifest: Manifest, layout: ParallelLayout, tensor: str, box: Box) -> Iterator[Holding]:
     """The source boxes that overlap `box` of a tensor. Together they hold it completely, each element once.
 
-    Replicas are ranks of one TP group for a parameter that TP does not split, and the first and last stage for a tied
-    embedding. ZeRO-1 leaves no others: within a DP x CP group every element has one owner.
+    Replicas are ranks of one TP (or ETP) group for a parameter that it does not split, and the first and last stage for
+    a tied embedding. ZeRO-1 leaves no others: within a DP x CP (or expert DP) group every element has one owner.
     """
     spec = manifest.parameter(tensor)
-    slots = [_slots(manifest, layout, stage)[tensor] for stage in stages_of(manifest, layout, spec)]
-    whole = spec.tp_dim is None
-    for tp, first, last in _shards_touched(slots[0], layout, box):
+    ep, alike = holder_ep(manifest, layout, spec), spec
+    if spec.is_expert:
+        alike = manifest.of_expert(spec, spec.expert - ep * experts_each(manifest, layout))
+    slots = [_slots(manifest, layout, stage)[alike.tensor] for stage in stages_of(manifest, layout, spec)]
+    of, cut = slots[0].of, layout.cut(expert=spec.is_expert)
+    for part, first, last in _shards_touched(slots[0], cut, box):
+        parts = range(cut) if spec.tp_dim is None else (part,)
         for shard in range(first, last + 1):
-            dp, cp = divmod(shard, layout.cp)
             bases = tuple(
                 sorted(
-                    (layout.rank_of(tp=each, cp=cp, dp=dp, pp=slot.stage), slot.owned(shard)[2])
+                    (layout.owner(of, cut=each, shard=shard, ep=ep, pp=slot.stage), slot.owned(shard)[2])
                     for slot in slots
-                    for each in (range(layout.tp) if whole else (tp,))
+                    for each in parts
                 )
             )
-            for held, offset in _owned_boxes(slots[0], layout, tp, shard):
+            for held, offset in _owned_boxes(slots[0], cut, part, shard):
                 yield Holding(held, tuple((rank, base + offset) for rank, base in bases))
 
 
@@ -69,15 +75,15 @@ def _slots(manifest: Manifest, layout: ParallelLayout, stage: int) -> dict[str, 
     found: dict[str, _Slot] = {}
     offset = 0
     for bucket in stage_buckets(manifest, layout, stage):
-        size = bucket.padded_numel // layout.shards
+        size = bucket.shard_numel(layout)
         for start, local in bucket.parameters:
-            found[local.spec.tensor] = _Slot(stage, local, start, size, offset)
+            found[local.spec.tensor] = _Slot(stage, bucket.buffer.of, local, start, size, offset)
         offset += size
     return found
 
 
-def _shards_touched(slot: _Slot, layout: ParallelLayout, box: Box) -> Iterator[tuple[int, int, int]]:
-    """(TP index, first shard, last shard) that may hold a part of `box`; TP index 0 where TP does not split.
+def _shards_touched(slot: _Slot, cut: int, box: Box) -> Iterator[tuple[int, int, int]]:
+    """(part of `cut`, first shard, last shard) that may hold a part of `box`; part 0 where nothing is cut.
 
     The shards between the first and the last element of the box in flat order; for a box that is narrow in an inner
     dim some of them hold nothing of it.
@@ -89,8 +95,8 @@ def _shards_touched(slot: _Slot, layout: ParallelLayout, box: Box) -> Iterator[t
     dim, part = spec.tp_dim, shape[spec.tp_dim] // spec.blocks
     spans: dict[int, list[int]] = {}
     for block in range(spec.blocks):
-        begin = block * part * layout.tp
-        low, high = max(box.start[dim], begin), min(box.stop[dim], begin + part * layout.tp)
+        begin = block * part * cut
+        low, high = max(box.start[dim], begin), min(box.stop[dim], begin + part * cut)
         for tp in range((low - begin) // part, (high - 1 - begin) // part + 1) if low < high else ():
             shift = block * part - begin - tp * part
             tp_low, tp_high = begin + tp * part, begin + (tp + 1) * part
@@ -113,6 +119,6 @@ def _flat_last(shape: tuple[int, ...], box: Box) -> int:
     return _flat(shape, tuple(stop - 1 for stop in box.stop))
 
 
-def _owned_boxes(slot: _Slot, layout: ParallelLayout, tp: int, shard: int) -> list[tuple[Box, int]]:
+def _owned_boxes(slot: _Slot, cut: int, part: int, shard: int) -> list[tuple[Box, int]]:
     low, high, _ = slot.owned(shard)
-    return local_to_global_boxes(slot.local.spec, layout.tp, tp, low, high)
+    return local_to_global_boxes(slot.local.spec, cut, part, low, high)

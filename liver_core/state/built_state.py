@@ -12,6 +12,7 @@ from liver_core.state.megatron_optimizer import model_and_main, unwrapped
 from liver_core.state.optimizer_chain import optimizer_chain
 from liver_core.state.optimizer_step import group_key
 from liver_core.state.step_counts import UnsupportedState
+from liver_core.state.step_tensors import is_step_tensor
 from liver_core.training.job import TrainState
 from liver_core.training.unsupported_settings import refusals
 from liver_core.worlds.megatron import MegatronWorld, split_parameters
@@ -73,10 +74,11 @@ def _check_trained(model: Any) -> None:
 
 
 def _check_buffers(model: Any) -> None:
-    """What a module keeps beside its parameters is made anew by each build: no handoff carries it."""
+    """What a module keeps beside its parameters is made anew by each build: a handoff carries only what Megatron's
+    routers have, and change in each step."""
     for path, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:
+            if name not in module._non_persistent_buffers_set and not is_step_tensor(module, name):
                 raise UnsupportedState(
                     f"buffer {path + '.' if path else ''}{name}: is persistent, of shape {tuple(buffer.shape)}; a next "
                     "world would not have what steps write into it. Register it with persistent=False if build makes "

@@ -13,6 +13,7 @@ from liver_core.device.region import Region
 from liver_core.layout import Manifest, ParallelLayout, RankShards, ResidentBox, resident_boxes
 from liver_core.memory.memory_placement import GRAD, MASTER
 from liver_core.state.optimizer_chain import OptimizerChain
+from liver_core.state.step_tensors import StepTensors
 from liver_core.worlds.released_storage import discard, restore
 
 
@@ -41,7 +42,7 @@ class LiveState:
     is on the device, and `hollow` lists the tensors on the device that have no memory yet.
 
     `kept_bytes`: of the world before, which is freed. Torch keeps them for whoever asks next, so a driver does not call
-    them free.
+    them free. `step_tensors`: what a step changes beside parameters.
     """
 
     manifest: Manifest
@@ -56,6 +57,7 @@ class LiveState:
     homes: dict[str, Region] = field(default_factory=dict)
     hollow: tuple[torch.Tensor, ...] = ()
     kept_bytes: int = 0
+    step_tensors: StepTensors = field(default_factory=StepTensors)
 
     def resident(self) -> tuple[ResidentBox, ...]:
         """What the regions hold, in global coordinates."""

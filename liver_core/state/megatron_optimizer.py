@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
@@ -21,20 +23,26 @@ from liver_core.device.region import Region, dtype_name
 from liver_core.layout import (
     BucketRule,
     Manifest,
+    ParallelLayout,
     ParameterSpec,
     RankShards,
     StateKind,
+    WholeSpec,
     local_parameters,
     shard_ranges,
+    stage_of_layer,
 )
-from liver_core.layout.manifest import DTYPE_BYTES, FLOAT32, GRAD
+from liver_core.layout.limits import STRICT, Bound
+from liver_core.layout.manifest import DTYPE_BYTES, FLOAT32, GRAD, PARAMETERS_MAX
 from liver_core.memory.memory_placement import MASTER
 from liver_core.same_value import same_value
 from liver_core.state.buckets import owned_parts
 from liver_core.state.described import check_cut
+from liver_core.state.expert_names import expert_name
 from liver_core.state.live_state import LiveState, OwnedParameter
 from liver_core.state.optimizer_chain import OptimizerChain, optimizer_chain
 from liver_core.state.step_counts import UnsupportedState, as_kept
+from liver_core.state.step_tensors import StepTensors, step_buffers
 from liver_core.worlds.megatron import MegatronWorld, building
 
 _DTYPES = {getattr(torch, name): name for name in DTYPE_BYTES}
@@ -44,8 +52,18 @@ class StateMismatch(RuntimeError):
     """The live state of a rank differs from the pure layout function. The text names parameter and numbers."""
 
 
-def describe_parameters(model: Any, world: MegatronWorld) -> tuple[ParameterSpec, ...]:
-    """The parameters of this rank's stage in global coordinates, from Megatron's own sharded state dict.
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What one rank says of its part of the model: its parameters, and what a step changes beside them."""
+
+    __pydantic_config__ = STRICT
+
+    parameters: Annotated[tuple[ParameterSpec, ...], Bound(max_length=PARAMETERS_MAX)]
+    whole: Annotated[tuple[WholeSpec, ...], Bound(max_length=PARAMETERS_MAX)] = ()
+
+
+def describe(model: Any, world: MegatronWorld) -> Description:
+    """This rank's stage, and its share of the experts, in global coordinates, from Megatron's own sharded state dict.
 
     Each spec is complete: unsharded shape, the dim split by tensor parallelism, gated blocks, global layer number.
     """
@@ -57,26 +75,57 @@ def describe_parameters(model: Any, world: MegatronWorld) -> tuple[ParameterSpec
     }
     by_key = {name: entry for name, entry in sharded.items() if isinstance(entry, ShardedTensor | ShardedTensorFactory)}
     specs = []
+    numbers = [found.number for name, _ in module.named_parameters() if (found := expert_name(name))]
+    experts = max(numbers, default=-1) + 1
     for order, (name, parameter) in enumerate(module.named_parameters()):
         entry = by_key.get(name) or by_storage.get(id(parameter)) or by_storage.get(id(parameter.data))
         if entry is None:
             raise UnsupportedState(f"parameter {name} is not in sharded_state_dict: its place in the model is unknown")
-        specs.append(_spec(name, parameter, entry, order, world))
-    return tuple(specs)
+        specs.append(_spec(name, parameter, entry, order, world, experts))
+    names = dict(zip((name for name, _ in module.named_parameters()), specs, strict=True))
+    whole = [
+        WholeSpec(name, tuple(tensor.shape), _DTYPES[tensor.dtype], layer)
+        for name, (tensor, layer) in _step_buffers(module, names).items()
+    ]
+    return Description(tuple(specs), tuple(whole))
 
 
-def _spec(name: str, parameter: torch.nn.Parameter, entry: Any, order: int, world: MegatronWorld) -> ParameterSpec:
-    pieces = _pieces(entry)
+def _step_buffers(module: Any, specs: Mapping[str, ParameterSpec]) -> dict[str, tuple[torch.Tensor, int]]:
+    """What a step changes beside parameters, by its name with the global number of its layer, and that number.
+    `specs`: of each parameter by its name on this rank."""
+    layers = {_layer_path(name): spec.layer for name, spec in specs.items() if spec.layer >= 0}
+    return {
+        _global_name(name, layer): (tensor, layer)
+        for name, tensor in step_buffers(module)
+        for layer in [layers[_layer_path(name)]]
+    }
+
+
+def _layer_path(name: str) -> str:
+    """'decoder.layers.0' of 'decoder.layers.0.mlp.router.weight'."""
+    head, found, tail = name.partition(".layers.")
+    return f"{head}{found}{tail.partition('.')[0]}"
+
+
+def _spec(
+    name: str, parameter: torch.nn.Parameter, entry: Any, order: int, world: MegatronWorld, experts: int
+) -> ParameterSpec:
+    """`experts`: how many of a layer this rank has."""
+    pieces, of_expert = _pieces(entry), expert_name(name)
     split = getattr(parameter, "tensor_model_parallel", False)
     tp_dim = getattr(parameter, "partition_dim", None) if split else None
-    shape = list(parameter.shape)
+    shape, cut = list(parameter.shape), world.layout.cut(expert=of_expert is not None)
     if tp_dim is not None:
-        shape[tp_dim] *= world.layout.tp
+        shape[tp_dim] *= cut
     if parameter.dtype not in _DTYPES:
         raise UnsupportedState(f"parameter {name}: is {parameter.dtype}; known are {', '.join(_DTYPES.values())}")
-    check_cut(name, tuple(parameter.shape), pieces, tp_dim, world.layout.tp)
+    check_cut(name, tuple(parameter.shape), pieces, tp_dim, cut)
     layer = _layer_of(pieces[0])
     place = "layer" if layer >= 0 else ("first" if world.coordinates.pp == 0 and "embedding" in name else "last")
+    expert = -1
+    if of_expert is not None:
+        expert = of_expert.number + world.coordinates.ep * experts
+        name = of_expert.name(expert)
     return ParameterSpec(
         name=_global_name(name, layer),
         shape=tuple(shape),
@@ -86,6 +135,7 @@ def _spec(name: str, parameter: torch.nn.Parameter, entry: Any, order: int, worl
         place=place,
         layer=layer,
         order=order,
+        expert=expert,
     )
 
 
@@ -120,26 +170,43 @@ def unwrapped(model: Any) -> Any:
 
 
 def merge_manifest(
-    parts: list[tuple[ParameterSpec, ...]], num_layers: int, kinds: tuple[StateKind, ...], rule: BucketRule
+    parts: list[Description], num_layers: int, kinds: tuple[StateKind, ...], rule: BucketRule
 ) -> Manifest:
-    """One manifest from the descriptions of all pipeline stages. Raises StateMismatch if two ranks disagree.
+    """One manifest from the descriptions of all pipeline stages and shares of experts. Raises StateMismatch if two ranks
+    disagree.
 
-    `order` becomes the position inside its place (first stage, one layer, last stage), which is equal in every layout.
+    `order` becomes the position inside its place (first stage, one layer, last stage), or inside its expert, which is
+    equal in every layout; a list of experts has one position, its `slot`.
     """
     seen: dict[str, ParameterSpec] = {}
-    for spec in (spec for part in parts for spec in part):
+    whole = {spec.name: spec for part in parts for spec in part.whole}
+    for spec in (spec for part in parts for spec in part.parameters):
         known = seen.setdefault(spec.name, spec)
         if (known.shape, known.dtype, known.tp_dim, known.blocks) != (spec.shape, spec.dtype, spec.tp_dim, spec.blocks):
             raise StateMismatch(f"parameter {spec.name}: described as {known} and as {spec}")
-    counts: dict[tuple[str, int], int] = {}
+    # What stands at one position of a place: one parameter, or all experts of one list.
+    positions: dict[tuple[str, int], dict[str, int]] = {}
+    within: Counter[tuple[str, int, str, int]] = Counter()
     ordered = []
     for spec in sorted(seen.values(), key=lambda spec: (_PLACES.index(spec.place), spec.layer, spec.order)):
-        position = counts.setdefault((spec.place, spec.layer), 0)
-        counts[(spec.place, spec.layer)] += 1
-        ordered.append(
-            ParameterSpec(spec.name, spec.shape, spec.dtype, spec.tp_dim, spec.blocks, spec.place, spec.layer, position)
-        )
-    return Manifest(parameters=tuple(ordered), num_layers=num_layers, kinds=kinds, bucket_rule=rule)
+        of_expert = expert_name(spec.name)
+        stands = spec.name if of_expert is None else of_expert.experts
+        at = positions.setdefault((spec.place, spec.layer), {})
+        position = at.setdefault(stands, len(at))
+        if of_expert is None:
+            ordered.append(replace(spec, order=position))
+            continue
+        expert = spec.place, spec.layer, stands, spec.expert
+        ordered.append(replace(spec, order=within[expert], slot=position))
+        within[expert] += 1
+    return Manifest(tuple(ordered), num_layers, kinds, rule, tuple(whole.values()))
+
+
+def describing(layout: ParallelLayout) -> tuple[int, ...]:
+    """Ranks that together describe the whole model: of each stage one with each share of the experts."""
+    of = layout.experts_lie_in
+    shares = range(layout.ep)
+    return tuple(layout.owner(of, cut=0, shard=0, ep=ep, pp=stage) for stage in range(layout.pp) for ep in shares)
 
 
 _PLACES = ("first", "layer", "last")
@@ -157,12 +224,26 @@ def adopt(model: Any, optimizer: Any, manifest: Manifest, world: MegatronWorld) 
     names = local_names(model, manifest, world)
     _check_buffers(chain, shards, names)
     live = LiveState(manifest, shards, chain, model, {}, world.rank, world.layout)
+    live.step_tensors = _step_tensors(model, manifest, world)
     live.regions[GRAD] = Region(owned_parts(chain, "grad_data", shards))
     live.owned = tuple(_owned(live, names))
     live.regions[MASTER] = _adopt_masters(live)
     for kind in live.moments:
         _adopt_moment(live, kind)
     return live
+
+
+def _step_tensors(model: Any, manifest: Manifest, world: MegatronWorld) -> StepTensors:
+    """Raises StateMismatch where the manifest has others for this rank's layers."""
+    module = unwrapped(model)
+    local = local_parameters(manifest, world.layout, world.rank)
+    names = (name for name, _ in module.named_parameters())
+    found = _step_buffers(module, {name: each.spec for name, each in zip(names, local, strict=True)})
+    stage, layout = world.coordinates.pp, world.layout
+    wanted = {each.name for each in manifest.whole if stage_of_layer(manifest, layout, each.layer) == stage}
+    if wanted != found.keys():
+        raise StateMismatch(f"tensors that a step changes: the model has {sorted(found)}, expected {sorted(wanted)}")
+    return StepTensors(module, {name: tensor for name, (tensor, _) in found.items()})
 
 
 def local_names(model: Any, manifest: Manifest, world: MegatronWorld) -> dict[torch.nn.Parameter, str]:

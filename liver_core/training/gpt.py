@@ -1,24 +1,25 @@
 """The reference job: a Megatron-Core GPT on a Megatron indexed dataset. The demo and the tests run it.
 
 It is what a user would write: it passes everything that Megatron needs, and reads nothing from the global
-parallel_state. Dense models only: it rejects layouts with experts.
+parallel_state. Its layers are dense, or have experts behind a router.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer import TransformerConfig
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from liver_core.layout import ParallelLayout, ParameterSpec
+from liver_core.layout.fit import check_experts
 from liver_core.training.corpus import SampleReader
 from liver_core.training.job import TrainState
 from liver_core.training.megatron_job import MegatronJob, config_for, finish_build, keep_fp32
@@ -41,6 +42,24 @@ class GptArguments(BaseModel):
     )
     share_embeddings_and_output_weights: bool = Field(False, description="tied embeddings; with PP1 only")
     precision: str = Field("fp32", pattern="^(fp32|bf16)$")
+    num_experts: int | None = Field(None, ge=1, le=1024, description="of each layer with experts; a multiple of EP")
+    moe_layer_freq: int | list[Literal[0, 1]] = Field(
+        1, description="every how many layers one has experts, or of each layer whether it has"
+    )
+    moe_ffn_hidden_size: int | None = Field(None, ge=8, description="of an expert; without it, ffn_hidden_size")
+    moe_router_topk: int = Field(2, ge=1)
+    moe_shared_expert_intermediate_size: int | None = Field(
+        None, ge=8, description="of the experts that all tokens go through; without it there are none"
+    )
+    moe_router_score_function: Literal["softmax", "sigmoid"] = "softmax"
+    moe_router_enable_expert_bias: bool = Field(
+        False, description="balance experts by a bias that each step changes; needs the score function sigmoid"
+    )
+    moe_router_bias_update_rate: float = Field(1e-3, ge=0)
+    moe_router_load_balancing_type: Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss"] = "none"
+    moe_aux_loss_coeff: float = Field(0.0, ge=0)
+    moe_z_loss_coeff: float | None = Field(None, ge=0)
+    moe_token_dispatcher_type: Literal["alltoall", "allgather"] = "alltoall"
     norms_in_fp32: bool = Field(False, description="with bf16: weights of norms are fp32 all the same")
     lr: float = Field(1e-3, gt=0)
     min_lr: float = Field(1e-4, ge=0)
@@ -78,12 +97,41 @@ class GptArguments(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _experts_agree(self) -> GptArguments:
+        if self.num_experts is None:
+            named = sorted(name for name in self.model_fields_set if name.startswith("moe_"))
+            if named:
+                raise ValueError(f"{named[0]}: needs num_experts")
+            return self
+        if self.moe_router_topk > self.num_experts:
+            raise ValueError(f"moe_router_topk: {self.moe_router_topk} is more than num_experts {self.num_experts}")
+        if self.moe_router_enable_expert_bias and self.moe_router_score_function != "sigmoid":
+            raise ValueError("moe_router_enable_expert_bias: needs moe_router_score_function sigmoid")
+        if self.moe_aux_loss_coeff and self.moe_router_load_balancing_type == "none":
+            raise ValueError("moe_aux_loss_coeff: needs a moe_router_load_balancing_type other than none")
+        if isinstance(self.moe_layer_freq, list) and len(self.moe_layer_freq) != self.num_layers:
+            raise ValueError(
+                f"moe_layer_freq: must say of each of the {self.num_layers} layers whether it has experts, "
+                f"says it of {len(self.moe_layer_freq)}"
+            )
+        if isinstance(self.moe_layer_freq, int) and self.moe_layer_freq < 1:
+            raise ValueError(f"moe_layer_freq: must be at least 1, is {self.moe_layer_freq}")
+        if self.norms_in_fp32:
+            raise ValueError("norms_in_fp32: does not go with num_experts")
+        return self
+
+    @model_validator(mode="after")
     def _heads_divide(self) -> GptArguments:
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size: {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
             )
         return self
+
+    @property
+    def moe_ffn(self) -> int:
+        """The inner size of an expert."""
+        return self.moe_ffn_hidden_size or self.ffn_hidden_size or 4 * self.hidden_size
 
 
 class GptJob(MegatronJob):
@@ -109,13 +157,20 @@ class GptJob(MegatronJob):
             ("padded_vocab_size", args.padded_vocab_size, "TP", layout.tp),
             ("global_batch", self.global_batch, "micro_batch x DP", per_round),
         )
+        if args.num_experts is not None:
+            divisible += (
+                ("moe_ffn_hidden_size", args.moe_ffn, "ETP", layout.expert_tp),
+                ("moe_shared_expert_intermediate_size", args.moe_shared_expert_intermediate_size or 0, "TP", layout.tp),
+                ("seq_length", args.seq_length, "TP", layout.tp),
+            )
         for name, value, axis, size in divisible:
             if value % size:
                 raise ValueError(f"{name}: {value} is not a multiple of {axis} {size} (layout {layout})")
+        check_experts(layout, args.num_experts or 0)
         if self.args.share_embeddings_and_output_weights and layout.pp > 1:
             raise ValueError(f"share_embeddings_and_output_weights: tied embeddings run with PP1 only, not in {layout}")
-        if layout.cp != 1 or layout.vpp != 1 or layout.ep != 1:
-            raise ValueError(f"layout: {layout} uses CP, VPP or EP, which the reference job does not support yet")
+        if layout.cp != 1 or layout.vpp != 1:
+            raise ValueError(f"layout: {layout} uses CP or VPP, which the reference job does not support yet")
 
     def build(self, world: MegatronWorld) -> TrainState:
         self.check_layout(world.layout)
@@ -123,7 +178,7 @@ class GptJob(MegatronJob):
         stage, stages = world.coordinates.pp, world.layout.pp
         model = GPTModel(
             config=config,
-            transformer_layer_spec=get_gpt_layer_local_spec(normalization="RMSNorm"),
+            transformer_layer_spec=self._layer_spec(config, stage),
             vocab_size=self.args.padded_vocab_size,
             max_sequence_length=self.args.seq_length,
             pre_process=stage == 0,
@@ -182,7 +237,36 @@ class GptJob(MegatronJob):
             add_bias_linear=False,
             hidden_dropout=0.0,
             attention_dropout=0.0,
+            **self._moe_config(world.layout),
         )
+
+    def _moe_config(self, layout: ParallelLayout) -> dict[str, Any]:
+        """What Megatron wants to hear of experts."""
+        args = self.args
+        if args.num_experts is None:
+            return {}
+        same = ("moe_router_topk", "moe_router_score_function", "moe_router_enable_expert_bias", "moe_layer_freq")
+        same += ("moe_router_bias_update_rate", "moe_router_load_balancing_type", "moe_aux_loss_coeff")
+        same += ("moe_z_loss_coeff", "moe_token_dispatcher_type", "moe_shared_expert_intermediate_size")
+        return {
+            **{name: getattr(args, name) for name in same},
+            "num_moe_experts": args.num_experts,
+            "moe_ffn_hidden_size": args.moe_ffn,
+            "moe_router_dtype": "fp32",
+            # Megatron trains experts with tensor parallelism only where sequences are cut over its ranks.
+            "sequence_parallel": layout.tp > 1,
+        }
+
+    def _layer_spec(self, config: TransformerConfig, stage: int) -> Any:
+        args = self.args
+        if args.num_experts is None:
+            return get_gpt_layer_local_spec(normalization="RMSNorm")
+        spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", pp_rank=stage)
+        if config.sequence_parallel:
+            spec.layer_norm = _SequenceParallelNorm
+            for layer in spec.layer_specs:
+                layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = _SequenceParallelNorm
+        return spec
 
     def _ddp_config(self) -> DistributedDataParallelConfig:
         return DistributedDataParallelConfig(
@@ -224,6 +308,15 @@ class GptJob(MegatronJob):
             use_checkpoint_opt_param_scheduler=False,
             override_opt_param_scheduler=args.override_opt_param_scheduler,
         )
+
+
+class _SequenceParallelNorm(torch.nn.RMSNorm):
+    """Megatron's stand-in for torch's norm refuses sequence parallelism. A norm looks at each token alone, so that it is
+    right if gradients are summed over TP, which its weight asks for."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self.weight.sequence_parallel = True  # type: ignore[attr-defined]
 
 
 def _keep_norms_in_fp32(model: torch.nn.Module) -> None:

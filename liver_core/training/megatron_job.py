@@ -43,6 +43,8 @@ def config_for(world: MegatronWorld, dtype: torch.dtype = torch.float32) -> dict
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,
         "context_parallel_size": layout.cp,
+        "expert_model_parallel_size": layout.ep,
+        "expert_tensor_parallel_size": layout.expert_tp,
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": bf16,

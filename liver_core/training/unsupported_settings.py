@@ -25,11 +25,10 @@ _MODEL: _Refused = {
     "enable_cuda_graph": (False, "a graph keeps addresses and groups of its world; set it to False"),
     "external_cuda_graph": (False, "a graph keeps addresses and groups of its world; set it to False"),
     "tp_comm_overlap": (False, "its buffers exist once in a process, which has two worlds; set it to False"),
-    "num_moe_experts": (None, "experts are not moved yet; set it to None"),
-    "expert_model_parallel_size": (1, "experts are not moved yet; set it to 1"),
+    "moe_use_legacy_grouped_gemm": (False, "it packs the experts of a rank in one tensor; set it to False"),
+    "moe_single_grouped_weight": (False, "it packs the experts of a rank in one tensor; set it to False"),
     "virtual_pipeline_model_parallel_size": (1, "interleaved stages are not moved yet; set it to None"),
     "context_parallel_size": (1, "a sequence is not cut over ranks yet; set it to 1"),
-    "moe_router_enable_expert_bias": (False, "the bias changes in each step and is not moved yet; set it to False"),
     "mtp_num_layers": (0, "its copy of the embedding is not moved yet; set it to None"),
 }
 """Setting -> the value that is allowed, and why and what else."""
@@ -58,6 +57,10 @@ def refusals(optimizer: Any, ddp: Any, model: Any) -> dict[str, str]:
             if value is not None and value != without:
                 shown = getattr(value, "value", value)
                 found[name] = f"is {shown!r}; a live world cannot be handed over with it: {instead}"
+    if getattr(model, "moe_token_dispatcher_type", None) == "flex":
+        found["moe_token_dispatcher_type"] = (
+            "is 'flex'; its buffer belongs to the groups of one world: use 'alltoall' or 'allgather'"
+        )
     recipe = getattr(model, "fp8_recipe", None)
     if getattr(model, "fp8", None) and getattr(recipe, "value", recipe) == "delayed":
         found["fp8_recipe"] = (

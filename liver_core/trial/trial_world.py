@@ -100,9 +100,9 @@ class TrialWorld:
     def describe(self) -> Manifest:
         """The manifest of the whole job, of what its stages say of themselves."""
         chain = optimizer_chain(self.state.optimizer)
-        parts: list[Any] = [None] * self.world.layout.pp
-        mine = megatron.describe_parameters(self.state.model, self.world)
-        dist.all_gather_object(parts, mine, group=self.world.collection.pp)
+        parts: list[Any] = [None] * self.world.layout.world_size
+        mine = megatron.describe(self.state.model, self.world)
+        dist.all_gather_object(parts, mine, group=self.world.everyone)
         kinds, rule = discover_kinds(chain), bucket_rule(chain)
         return megatron.merge_manifest(parts, self.state.config.num_layers, kinds, rule)
 

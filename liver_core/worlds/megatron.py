@@ -53,9 +53,16 @@ _GLOBAL_GROUPS = {
     "_CONTEXT_PARALLEL_GROUP": "cp",
     "_DATA_PARALLEL_GROUP": "dp",
     "_DATA_PARALLEL_GROUP_WITH_CP": "dp_cp",
+    "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP": "intra_dp_cp",
+    "_TENSOR_AND_CONTEXT_PARALLEL_GROUP": "tp_cp",
+    "_TENSOR_AND_DATA_PARALLEL_GROUP": "tp_dp_cp",
+    "_TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP": "tp_dp_cp",
     "_EXPERT_MODEL_PARALLEL_GROUP": "ep",
     "_EXPERT_TENSOR_PARALLEL_GROUP": "expt_tp",
+    "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": "tp_ep",
+    "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP": "tp_ep_pp",
     "_EXPERT_DATA_PARALLEL_GROUP": "expt_dp",
+    "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP": "intra_expt_dp",
     "_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "intra_dist_opt",
     "_EMBEDDING_GROUP": "embd",
     "_POSITION_EMBEDDING_GROUP": "pos_embd",
@@ -222,6 +229,8 @@ def _bring_up_order(layout: ParallelLayout) -> list[tuple[int, ...]]:
     wanted = [tuple(range(layout.world_size))]
     for axes in ("tp", "pp", "dp", "cp", "dp-cp", "tp-cp", "tp-pp", "tp-dp-cp"):
         wanted += [tuple(ranks) for ranks in layout.groups(axes)]
+    for axes in ("tp", "ep", "tp-ep", "tp-ep-pp", "dp"):
+        wanted += [tuple(ranks) for ranks in layout.expert_groups(axes)]
     for ranks in layout.groups("pp"):
         wanted += [_ends(tuple(ranks)), (ranks[0],)]
     wanted += [(rank,) for rank in range(layout.world_size)]
@@ -242,6 +251,9 @@ def _memberships(layout: ParallelLayout, rank: int) -> dict[str, tuple[int, ...]
     def mine(axes: str) -> tuple[int, ...]:
         return next(tuple(ranks) for ranks in layout.groups(axes) if rank in ranks)
 
+    def experts(axes: str) -> tuple[int, ...]:
+        return next(tuple(ranks) for ranks in layout.expert_groups(axes) if rank in ranks)
+
     stages = mine("pp")
     embedding = _ends(stages)
     return {
@@ -256,13 +268,12 @@ def _memberships(layout: ParallelLayout, rank: int) -> dict[str, tuple[int, ...]
         "intra_dp_cp": mine("dp-cp"),
         "embd": embedding if rank in embedding else None,
         "pos_embd": (stages[0],) if rank == stages[0] else None,
-        # Dense models: experts are not split, so expert groups fall back on the dense ones.
-        "ep": (rank,),
-        "expt_tp": mine("tp"),
-        "tp_ep": mine("tp"),
-        "tp_ep_pp": mine("tp-pp"),
-        "expt_dp": mine("dp-cp"),
-        "intra_expt_dp": mine("dp-cp"),
+        "ep": experts("ep"),
+        "expt_tp": experts("tp"),
+        "tp_ep": experts("tp-ep"),
+        "tp_ep_pp": experts("tp-ep-pp"),
+        "expt_dp": experts("dp"),
+        "intra_expt_dp": experts("dp"),
         "intra_dist_opt": tuple(range(layout.world_size)),
     }
 
@@ -359,7 +370,7 @@ def seed_streams(world: MegatronWorld, *, seed: int, step: int) -> None:
     """Seed torch's generator and Megatron's tracker streams for this rank's coordinates and this step."""
     here = world.coordinates
     place = (seed * 1_000_003 + step) * 1_000_003 + here.dp * 65_536 + here.pp * 256
-    model_parallel_cuda_manual_seed(place % 2**31, tp_rank=here.tp, ep_rank=0, etp_rank=here.tp)
+    model_parallel_cuda_manual_seed(place % 2**31, tp_rank=here.tp, ep_rank=here.ep, etp_rank=here.etp)
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,12 +86,12 @@ class Script:
         from liver_core.state.buckets import bucket_rule
         from liver_core.state.optimizer_chain import discover_kinds, optimizer_chain
 
-        stages: list[Any] = [None] * self.world.layout.pp
-        part = megatron.describe_parameters(self.state.model, self.world)
-        dist.all_gather_object(stages, part, group=self.world.collection.pp)
+        parts: list[Any] = [None] * self.world.layout.world_size
+        mine = megatron.describe(self.state.model, self.world)
+        dist.all_gather_object(parts, mine, group=self.world.everyone)
         chain = optimizer_chain(self.state.optimizer)
         kinds, rule = discover_kinds(chain), bucket_rule(chain)
-        manifest = megatron.merge_manifest(stages, self.state.config.num_layers, kinds, rule)
+        manifest = megatron.merge_manifest(parts, self.state.config.num_layers, kinds, rule)
         return megatron.adopt(self.state.model, self.state.optimizer, manifest, self.world)
 
     def load(self) -> None:

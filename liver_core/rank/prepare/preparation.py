@@ -17,7 +17,7 @@ import torch.distributed as dist
 from liver_core.device import is_host
 from liver_core.device.region import Region
 from liver_core.handoff.messages import Order, PreparePhase, Rung
-from liver_core.layout import Manifest, Member, ParameterSpec, from_json, to_json
+from liver_core.layout import Manifest, Member, from_json, to_json
 from liver_core.layout.shards import check_share
 from liver_core.memory.memory_budget import DEPTH_IN_HOST_MEMORY, DEPTH_LEAST, BudgetRefused, derive
 from liver_core.rank.active_world import ActiveWorld, Verdict, rank_in, source_certificate_plan, target_certificate_plan
@@ -38,9 +38,11 @@ from liver_core.state.host_memory import wait_in_host_memory
 from liver_core.state.live_state import LiveState, allocate
 from liver_core.state.megatron_optimizer import (
     GRAD,
+    Description,
     StateMismatch,
     adopt,
-    describe_parameters,
+    describe,
+    describing,
     fill_initial,
     merge_manifest,
 )
@@ -401,13 +403,12 @@ class Preparation:
 
     def _first_manifest(self, made: NextWorld) -> Manifest:
         assert made.world is not None and made.state is not None
-        part = describe_parameters(made.state.model, made.world)
-        made.exchange.post(f"parameters/{made.target_rank}", [to_json(spec) for spec in part])
-        stages = next(ranks for ranks in made.world.layout.groups("pp") if made.target_rank in ranks)
-        parts = [
-            tuple(from_json(ParameterSpec, spec) for spec in made.exchange.wait(f"parameters/{rank}", self.deadline))
-            for rank in stages
-        ]
+        ranks = describing(made.world.layout)
+        part = describe(made.state.model, made.world)
+        if made.target_rank in ranks:
+            made.exchange.post(f"parameters/{made.target_rank}", to_json(part))
+        said = (made.exchange.wait(f"parameters/{rank}", self.deadline) for rank in ranks)
+        parts = [from_json(Description, each) for each in said]
         chain = optimizer_chain(made.state.optimizer)
         return merge_manifest(parts, made.state.config.num_layers, discover_kinds(chain), bucket_rule(chain))
 

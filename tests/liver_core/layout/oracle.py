@@ -1,10 +1,12 @@
 """A second, dumb account of where every element lies, with numpy arrays of element ids; shares no code with ours.
 
 It follows Megatron's steps literally: split the whole parameter over TP, lay the shards into one buffer in reverse
-order with absolute offsets, cut every bucket into DP x CP parts. Padding has id -1.
+order with absolute offsets, cut every bucket into DP x CP parts. With EP, experts have buffers of their own, behind the
+others, which are cut into as many parts as ranks have the same experts. Padding has id -1.
 """
 
 import math
+from itertools import product
 
 import numpy as np
 
@@ -37,15 +39,33 @@ def rank_region(manifest: Manifest, layout: ParallelLayout, rank: int) -> np.nda
     cp = rank // layout.tp % layout.cp
     dp = rank // (layout.tp * layout.cp) % layout.dp
     stage = rank // (layout.tp * layout.cp * layout.dp)
+    expert_tp = layout.etp or layout.tp
+    inside = rank % (layout.tp * layout.cp * layout.dp)
+    etp, ep, edp = inside % expert_tp, inside // expert_tp % layout.ep, inside // expert_tp // layout.ep
+    cuts = {False: (layout.tp, tp), True: (expert_tp, etp)}
+    grids = {False: (layout.dp * layout.cp, dp * layout.cp + cp)}
+    grids[True] = (layout.tp * layout.cp * layout.dp // expert_tp // layout.ep, edp)
     parts = [np.array([], dtype=int)]
-    for chunk in range(layout.vpp):
-        for held in by_dtypes(manifest, chunk_parameters(manifest, layout, stage, chunk)):
-            buffer, buckets = chunk_buffer(manifest, layout, stage, chunk, tp, held)
+    for apart, chunk in product((False, True), range(layout.vpp)):
+        shards, shard = grids[apart]
+        mine = [
+            spec
+            for spec in chunk_parameters(manifest, layout, stage, chunk)
+            if (spec.expert >= 0 and layout.ep > 1) == apart
+            and (spec.expert < 0 or spec.expert * layout.ep // experts_of(manifest) == ep)
+        ]
+        for held in by_dtypes(manifest, mine):
+            buffer, buckets = chunk_buffer(manifest, layout, stage, chunk, cuts, held, shards)
             for start, stop in buckets:
-                size = (stop - start) // (layout.dp * layout.cp)
-                first = start + (dp * layout.cp + cp) * size
+                size = (stop - start) // shards
+                first = start + shard * size
                 parts.append(buffer[first : first + size])
     return np.concatenate(parts)
+
+
+def experts_of(manifest: Manifest) -> int:
+    """Experts of a layer."""
+    return len({spec.expert for spec in manifest.parameters if spec.expert >= 0})
 
 
 def by_dtypes(manifest: Manifest, specs: list[ParameterSpec]) -> list[list[ParameterSpec]]:
@@ -57,11 +77,17 @@ def by_dtypes(manifest: Manifest, specs: list[ParameterSpec]) -> list[list[Param
 
 
 def chunk_buffer(
-    manifest: Manifest, layout: ParallelLayout, stage: int, chunk: int, tp: int, held: list[ParameterSpec]
+    manifest: Manifest,
+    layout: ParallelLayout,
+    stage: int,
+    chunk: int,
+    cuts: dict[bool, tuple[int, int]],
+    held: list[ParameterSpec],
+    shards: int,
 ) -> tuple[np.ndarray, list[tuple[int, int]]]:
     """(ids of a whole gradient buffer with the parameters `held`, its buckets as absolute ranges)."""
     rule, ids = manifest.bucket_rule, element_ids(manifest)
-    divisor = math.lcm(layout.dp * layout.cp, rule.end_multiple, 2**16 if rule.high_bandwidth_padding else 1)
+    divisor = math.lcm(shards, rule.end_multiple, 2**16 if rule.high_bandwidth_padding else 1)
     elements_max = None
     if stage == 0 and chunk == 0 and rule.elements_max is not None:
         elements_max = max(rule.elements_max, layout.dp * rule.elements_max_per_dp)
@@ -74,7 +100,7 @@ def chunk_buffer(
             position = math.ceil(position / divisor) * divisor
             buckets.append((bucket_start, position))
             bucket_start = position
-        flat = tensor_parallel_shard(ids[spec.name], spec, layout.tp, tp).reshape(-1)
+        flat = tensor_parallel_shard(ids[spec.name], spec, *cuts[spec.expert >= 0]).reshape(-1)
         placed.append((position, flat))
         position += flat.size
         if alone or (elements_max is not None and position - bucket_start >= elements_max):

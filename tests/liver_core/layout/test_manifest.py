@@ -63,7 +63,7 @@ def test_every_field_changes_the_digest():
 
 def test_the_same_digest_is_computed_on_every_machine_and_python():
     found = Manifest((spec("w", (4, 2), 0, place="first"),), 0, KINDS[:1])
-    assert found.digest() == "1644c82575c68c9cecdab02c2d03425332be0f5fe5881147dcf8c74bd206bcfc"
+    assert found.digest() == "8c7b0ca98e73a78bc430edc661b5066a512acec0fd73ef63026fda58b5a734a3"
 
 
 @pytest.mark.parametrize("value", [0.5, {"a": [1, {"b": 0.5}]}, [1, (2, float("nan"))], {"a": (0.0,)}])
@@ -189,7 +189,6 @@ def test_a_misspelt_field_in_json_is_not_passed_over():
         ("TP3", "tp", "3 does not cut dim 0 of embedding.word_embeddings.weight: 128"),
         ("TP8", "tp", "linear_qkv.weight: 64 indices are not a multiple of blocks*tp*unit = 1*8*16"),
         ("TP2xDP2xEP2", "ep", "experts"),
-        ("TP2xDP2xETP2", "ep", "experts"),
     ],
 )
 def test_a_layout_that_cuts_unevenly_is_refused_with_the_numbers(layout, field, text):

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from liver_core.layout import BucketRule, LocalParameter, ParallelLayout, local_parameters, shard_ranges
-from tests.liver_core.layout.models import CHUNKS, TENSOR_PARALLEL, gpt, layouts, manifests
+from tests.liver_core.layout.models import gpt, worlds
 
 pytest.importorskip("torch", reason="torch is not installed: Megatron's own layout cannot be compared")
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: its own layout cannot be compared")
@@ -29,6 +29,17 @@ def test_groups_are_those_of_megatrons_rank_generator(tp, cp, dp, pp):
     theirs = RankGenerator(tp=tp, ep=1, dp=dp, pp=pp, cp=cp, order=ORDER)
     for axes in AXES:
         assert [list(group) for group in layout.groups(axes)] == theirs.get_ranks(axes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(etp=st.integers(1, 3), ep=st.integers(2, 4), edp=st.integers(1, 3), pp=st.integers(1, 4))
+def test_groups_of_experts_are_those_of_megatrons_rank_generator_for_experts(etp, ep, edp, pp):
+    from megatron.core.parallel_state import RankGenerator
+
+    layout = ParallelLayout(dp=etp * ep * edp, pp=pp, ep=ep, etp=etp)
+    theirs = RankGenerator(tp=etp, ep=ep, dp=edp, pp=pp, cp=1, order=ORDER)
+    for axes in ("tp", "ep", "dp", "tp-ep", "tp-ep-pp"):
+        assert [list(group) for group in layout.expert_groups(axes)] == theirs.get_ranks(axes)
 
 
 @pytest.mark.parametrize("layout", ["PP1", "PP2", "PP3", "PP6", "PP2xVPP2", "PP2xVPP3", "PP3xVPP2"])
@@ -117,31 +128,35 @@ def on_the_cpu(monkeypatch):
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=SUPPRESSED)
-@given(manifest=manifests(), layout=layouts(chunks=CHUNKS, tps=TENSOR_PARALLEL, ranks_max=12), high=st.booleans())
-def test_shards_are_those_of_megatrons_gradient_buffer_and_distributed_optimizer(on_the_cpu, manifest, layout, high):
+@given(world=worlds(1, ranks_max=12), high=st.booleans())
+def test_shards_are_those_of_megatrons_gradient_buffer_and_distributed_optimizer(on_the_cpu, world, high):
+    manifest, layout = world
     # Megatron has its alignment built in; ours is a field.
     limits = (manifest.bucket_rule.elements_max, manifest.bucket_rule.elements_max_per_dp)
     rule = BucketRule(elements_max=limits[0], elements_max_per_dp=limits[1], high_bandwidth_padding=high)
     manifest = type(manifest)(manifest.parameters, manifest.num_layers, manifest.kinds, rule)
     tied = {name for each in manifest.parameters if each.tied_to for name in (each.name, each.tied_to)}
-    for rank in range(0, layout.world_size, layout.tp):
+    for rank in range(0, layout.world_size, layout.tp if layout.ep == 1 else 1):
         at = layout.coordinates(rank)
         ours = shard_ranges(manifest, layout, rank)
         found = {shard.name: (shard.param_start, shard.param_stop, shard.region_offset) for shard in ours.parameters}
         expected = {}
-        # DistributedDataParallel: parameters of one chunk that share the dtypes of weight and gradient share a buffer.
-        buffers: dict[tuple[int, str, str], list[tuple[LocalParameter, bool]]] = {}
-        for local in local_parameters(manifest, layout, rank):
-            key = (local.chunk, local.spec.dtype, manifest.gradient_dtype(local.spec))
+        # DistributedDataParallel: parameters of one chunk that share the dtypes of weight and gradient share a buffer,
+        # and those of experts have others, with EP, which another optimizer steps that comes last in the chain.
+        buffers: dict[tuple[str, int, str, str], list[tuple[LocalParameter, bool]]] = {}
+        mine = local_parameters(manifest, layout, rank)
+        for local in sorted(mine, key=lambda local: local.spec.expert >= 0 and layout.ep > 1):
+            of = "expert" if local.spec.expert >= 0 and layout.ep > 1 else "dense"
+            key = (of, local.chunk, local.spec.dtype, manifest.gradient_dtype(local.spec))
             buffers.setdefault(key, []).append((local, layout.pp > 1 and local.name in tied))
         assert [bucket.buffer for bucket in ours.buckets if bucket.index == 0] == list(buffers)
         for key, held in buffers.items():
             # DistributedDataParallel: "disable_bucketing or pp_rank > 0" means one bucket.
-            elements_max = rule.elements_max_at(layout.dp) if at.pp == 0 and key[0] == 0 else None
-            shard = at.dp * layout.cp + at.cp
-            buckets, ranges = megatron_ranges(
-                held, rule=rule, elements_max=elements_max, shard=shard, shards=layout.dp * layout.cp
-            )
+            elements_max = rule.elements_max_at(layout.dp) if at.pp == 0 and key[1] == 0 else None
+            shard, shards = at.dp * layout.cp + at.cp, layout.dp * layout.cp
+            if key[0] == "expert":
+                shard, shards = at.edp, layout.expert_dp
+            buckets, ranges = megatron_ranges(held, rule=rule, elements_max=elements_max, shard=shard, shards=shards)
             mine = [bucket for bucket in ours.buckets if bucket.buffer == key]
             assert [(bucket.numel, bucket.padded_numel) for bucket in mine] == buckets
             for bucket, owned in zip(mine, ranges, strict=True):

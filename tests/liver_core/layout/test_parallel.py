@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liver_core.layout import Coordinates, LayoutError, MessageError, ParallelLayout, from_json, to_json
+from liver_core.layout.parallel import BufferClass
 
 sizes = st.integers(1, 4)
 
@@ -20,9 +21,9 @@ def test_rank_and_coordinates_are_inverse(tp, cp, dp, pp):
 def test_tensor_parallel_ranks_are_neighbours_and_pipeline_stages_are_far_apart():
     layout = ParallelLayout(tp=2, pp=3, dp=2)
     assert layout.coordinates(0) == Coordinates(tp=0, cp=0, dp=0, pp=0)
-    assert layout.coordinates(1) == Coordinates(tp=1, cp=0, dp=0, pp=0)
-    assert layout.coordinates(2) == Coordinates(tp=0, cp=0, dp=1, pp=0)
-    assert layout.coordinates(11) == Coordinates(tp=1, cp=0, dp=1, pp=2)
+    assert layout.coordinates(1) == Coordinates(tp=1, cp=0, dp=0, pp=0, etp=1)
+    assert layout.coordinates(2) == Coordinates(tp=0, cp=0, dp=1, pp=0, edp=1)
+    assert layout.coordinates(11) == Coordinates(tp=1, cp=0, dp=1, pp=2, etp=1, edp=1)
     assert layout.groups("tp") == ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9), (10, 11))
     assert layout.groups("pp") == ((0, 4, 8), (1, 5, 9), (2, 6, 10), (3, 7, 11))
     assert layout.groups("dp") == ((0, 2), (1, 3), (4, 6), (5, 7), (8, 10), (9, 11))
@@ -36,7 +37,26 @@ def test_the_order_of_names_in_a_group_token_does_not_matter():
 
 def test_a_layout_is_written_with_its_three_main_axes_and_whatever_else_is_used():
     assert str(ParallelLayout(tp=2, pp=2)) == "TP2xPP2xDP1"
-    assert str(ParallelLayout(tp=2, pp=2, cp=3, vpp=2, ep=2)) == "TP2xPP2xDP1xCP3xEP2xVPP2"
+    assert str(ParallelLayout(tp=2, pp=2, cp=2, vpp=2, ep=2)) == "TP2xPP2xDP1xCP2xEP2xVPP2"
+    assert str(ParallelLayout(tp=2, ep=2, etp=1)) == "TP2xPP1xDP1xEP2xETP1"
+
+
+def test_etp_is_as_tp_unless_it_is_said_to_be_another_with_ep():
+    assert ParallelLayout(tp=2, dp=2, ep=2).expert_tp == 2
+    assert ParallelLayout(tp=2, dp=2, ep=2, etp=2) == ParallelLayout(tp=2, dp=2, ep=2)
+    # What every record of a dense job says, and what was never meant.
+    assert from_json(ParallelLayout, {"tp": 2, "ep": 1, "etp": 1}) == ParallelLayout(tp=2)
+    with pytest.raises(LayoutError, match=r"^etp: ETP1 needs EP above 1: without it experts are cut as TP cuts"):
+        ParallelLayout.parse("TP2xETP1")
+
+
+def test_experts_have_a_grid_of_their_own_over_the_ranks_of_a_stage():
+    layout = ParallelLayout(tp=2, cp=2, dp=2, pp=2, ep=2, etp=1)
+    assert (layout.stage_size, layout.expert_dp) == (8, 4)
+    at = layout.coordinates(13)
+    assert (at.pp, at.etp, at.ep, at.edp) == (1, 0, 1, 2)
+    assert layout.owner(BufferClass.EXPERT, cut=0, ep=1, shard=2, pp=1) == 13
+    assert layout.owner(BufferClass.DENSE, cut=at.tp, shard=layout.shard(BufferClass.DENSE, at), pp=1) == 13
 
 
 @given(tp=sizes, cp=sizes, dp=sizes, pp=sizes)
@@ -66,7 +86,7 @@ def test_people_may_write_a_layout_in_several_ways(text):
         (lambda: ParallelLayout(vpp=2), "vpp", "more than one pipeline stage"),
         (lambda: ParallelLayout(tp=2, dp=3, ep=4), "ep", "6 ranks of a stage"),
         (lambda: ParallelLayout(pp="2"), "pp", "an integer"),  # type: ignore[arg-type]
-        (lambda: ParallelLayout(tp=2, dp=3, etp=4), "ep", "6 ranks of a stage"),
+        (lambda: ParallelLayout(tp=2, dp=3, ep=2, etp=4), "ep", "6 ranks of a stage"),
         (lambda: ParallelLayout().coordinates(1), "rank", "1 is not in 0..0"),
         (lambda: ParallelLayout(tp=2).coordinates(-1), "rank", "-1 is not in 0..1"),
         (lambda: ParallelLayout(tp=2).rank_of(tp=2), "tp", "position 2 is not in 0..1 of TP2xPP1xDP1"),

@@ -16,15 +16,16 @@ from liver_core.layout import (
 )
 from liver_core.layout.layout_error import LayoutError
 from liver_core.layout.shards import check_share
-from tests.liver_core.layout.models import CHUNKS, KINDS, TENSOR_PARALLEL, gpt, layouts, manifests, spec
+from tests.liver_core.layout.models import KINDS, gpt, moe, spec, worlds
 from tests.liver_core.layout.oracle import element_ids, rank_region
 
 BOUNDED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @BOUNDED
-@given(manifest=manifests(), layout=layouts(chunks=CHUNKS, tps=TENSOR_PARALLEL))
-def test_resident_boxes_say_exactly_what_every_place_of_the_region_holds(manifest, layout):
+@given(world=worlds(1))
+def test_resident_boxes_say_exactly_what_every_place_of_the_region_holds(world):
+    manifest, layout = world
     ids = element_ids(manifest)
     for rank in range(layout.world_size):
         expected = rank_region(manifest, layout, rank)
@@ -38,12 +39,13 @@ def test_resident_boxes_say_exactly_what_every_place_of_the_region_holds(manifes
 
 
 @BOUNDED
-@given(manifest=manifests(), layout=layouts(chunks=CHUNKS, tps=TENSOR_PARALLEL))
-def test_the_shards_of_a_world_hold_every_element_once_for_every_replica(manifest, layout):
+@given(world=worlds(1))
+def test_the_shards_of_a_world_hold_every_element_once_for_every_replica(world):
+    manifest, layout = world
     shards = [shard_ranges(manifest, layout, rank) for rank in range(layout.world_size)]
     owned = sum(parameter.numel for each in shards for parameter in each.parameters)
     copies = sum(
-        spec.numel * (layout.tp if spec.tp_dim is None else 1)
+        spec.numel * (1 if spec.tp_dim is not None else layout.expert_tp if spec.is_expert else layout.tp)
         for spec in manifest.parameters
         if not (spec.tied_to and layout.pp == 1)
     )
@@ -199,3 +201,49 @@ def test_a_range_that_begins_inside_the_gate_and_ends_inside_the_up_half_is_cut_
 def test_a_column_split_is_a_narrow_box(tp, box):
     ((found, offset),) = local_to_global_boxes(spec("w", (4, 6), 1, layer=0), 2, tp, 0, 12)
     assert (str(found), offset) == (box, 0)
+
+
+def test_experts_lie_with_the_others_without_ep_and_apart_behind_them_with_ep():
+    manifest = moe(layers=2, dense_layers=1)
+    together = shard_ranges(manifest, ParallelLayout(dp=2), 1)
+    assert [(bucket.buffer.of, bucket.numel) for bucket in together.buckets] == [("dense", together.buckets[0].numel)]
+    apart = shard_ranges(manifest, ParallelLayout(dp=4, ep=2), 3)
+    assert [bucket.buffer.of for bucket in apart.buckets] == ["dense", "expert"]
+    dense, experts = apart.buckets
+    # Four ranks share the dense bucket, and the two with the experts 2 and 3 share theirs: rank 3 has its last half.
+    assert (dense.start, dense.stop) == (3 * dense.padded_numel // 4, dense.padded_numel)
+    assert (experts.numel, experts.start, experts.stop) == (2 * 3 * 48 * 32, 48 * 96, 2 * 48 * 96)
+    held = [part.name.split(".experts.")[1] for part in apart.parameters if part.region_offset >= experts.region_offset]
+    assert held == ["local_experts.2.linear_fc2.weight", "local_experts.2.linear_fc1.weight"]
+
+
+def test_a_stage_without_experts_has_no_buckets_for_them():
+    layout = ParallelLayout(pp=2, dp=2, ep=2)
+    ends = [shard_ranges(moe(dense_layers=2), layout, rank).buckets for rank in (0, 2)]
+    assert [[bucket.buffer.of for bucket in each] for each in ends] == [["dense"], ["dense", "expert"]]
+
+
+@pytest.mark.parametrize(
+    ("layout", "rule"),
+    [
+        ("DP3xEP3", "ep: 3 does not divide the 4 experts of a layer"),
+        ("TP4xEP2xETP2xDP1", ""),
+        ("TP2xDP4xEP2xETP4", "etp: ETP4 is more than TP2, which was never tried"),
+        ("TP2xEP2xETP1", ""),
+    ],
+)
+def test_layouts_in_which_experts_cannot_be_cut_are_refused_by_name(layout, rule):
+    wanted = ParallelLayout.parse(layout)
+    if not rule:
+        assert local_parameters(moe(), wanted, 0)
+        return
+    with pytest.raises(LayoutError, match=rule):
+        local_parameters(moe(), wanted, 0)
+
+
+def test_etp_other_than_tp_needs_ep_and_experts_need_a_model_with_them():
+    # Megatron up to 0.18 does not sum the gradients of such experts over TP.
+    with pytest.raises(LayoutError, match=r"^etp: ETP2 with TP4 needs EP above 1: .* use EP > 1 or ETP = TP"):
+        local_parameters(moe(), ParallelLayout(tp=4, etp=2), 0)
+    with pytest.raises(LayoutError, match=r"^ep: TP1xPP1xDP2xEP2 splits experts, and the model has none"):
+        local_parameters(gpt(), ParallelLayout(dp=2, ep=2), 0)

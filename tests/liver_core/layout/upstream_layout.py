@@ -84,7 +84,7 @@ def digest(rank: int, buckets: list[list[Any]], parts: dict[str, list[int]]) -> 
 def ours(manifest: Manifest, layout: ParallelLayout, rank: int) -> str:
     """By the product's layout."""
     held = shard_ranges(manifest, layout, rank)
-    buckets = [[*bucket.buffer, bucket.padded_numel] for bucket in held.buckets]
+    buckets = [[*bucket.buffer[1:], bucket.padded_numel] for bucket in held.buckets]
     parts = {part.name: [part.param_start, part.param_stop, part.region_offset] for part in held.parameters}
     return digest(rank, buckets, parts)
 
@@ -119,15 +119,16 @@ class Upstream:
         config = types.SimpleNamespace(
             grad_reduce_in_fp32=wide, pad_buckets_for_high_nccl_busbw=rule.high_bandwidth_padding
         )
-        shard, buckets, parts, offset = at.dp * layout.cp + at.cp, [], {}, 0
+        shards, shard = layout.dp * layout.cp, at.dp * layout.cp + at.cp
+        buckets, parts, offset = [], {}, 0
         for chunk in sorted({local.chunk for local in held}):
             made = [self._parameter(local) for local in held if local.chunk == chunk]
             most = rule.elements_max_at(layout.dp) if at.pp == 0 and chunk == 0 else None
-            found = self._compute(made, most, layout.shards, config, layout.shards)
+            found = self._compute(made, most, shards, config, shards)
             for key, buffer in found.layouts.items():
                 begins = []
                 for first, last in buffer.bucket_indices:
-                    size = (last - first) // layout.shards
+                    size = (last - first) // shards
                     begins.append((first + shard * size, first + (shard + 1) * size, offset))
                     dtypes = [str(dtype).removeprefix("torch.") for dtype in (key.param_dtype, key.grad_dtype)]
                     buckets.append([chunk, *dtypes, last - first])

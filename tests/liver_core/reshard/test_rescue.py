@@ -18,7 +18,7 @@ from liver_core.reshard import (
     plan_rescue,
 )
 from liver_core.reshard.bounds import missing_bytes
-from tests.liver_core.layout.models import gpt, manifests, roster
+from tests.liver_core.layout.models import gpt, roster, worlds
 from tests.liver_core.layout.oracle import element_ids
 from tests.liver_core.reshard.checker import lower_bound_elements
 from tests.liver_core.reshard.execute import UNWRITTEN, execute, regions_of
@@ -82,10 +82,11 @@ def assert_placed(manifest: Manifest, boxes: Sequence[ResidentBox], region: np.n
 
 
 @BOUNDED
-@given(manifest=manifests(), slots=st.sampled_from([1, 4, 40]), data=st.data())
-def test_whatever_leaves_every_target_gets_its_state_from_those_who_stay(manifest, slots, data):
-    source = data.draw(rosters(generation=1, slots=slots))
-    target = data.draw(rosters(generation=2, slots=slots))
+@given(drawn=worlds(2), slots=st.sampled_from([1, 4, 40]), data=st.data())
+def test_whatever_leaves_every_target_gets_its_state_from_those_who_stay(drawn, slots, data):
+    manifest, before, after = drawn
+    source = data.draw(rosters(before, generation=1, slots=slots))
+    target = data.draw(rosters(after, generation=2, slots=slots))
     assume(set(source.members) & set(target.members))
     assert_rescues(manifest, source, target, plan_rescue(manifest, source, target))
 

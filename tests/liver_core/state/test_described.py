@@ -71,7 +71,7 @@ def _described() -> dict[str, str]:
 
     from liver_core.layout import Member, ParallelLayout, Roster
     from liver_core.state.built_state import check_built
-    from liver_core.state.megatron_optimizer import describe_parameters
+    from liver_core.state.megatron_optimizer import describe
     from liver_core.training import gpt
     from liver_core.training.megatron_job import finish_build
     from liver_core.worlds.megatron import building, outline, prepare_process
@@ -112,7 +112,7 @@ def _described() -> dict[str, str]:
         job = Odd(small_gpt("none", num_layers=2), global_batch=8, micro_batch=1, seed=1)
         with building(world):
             try:
-                describe_parameters(check_built(job.build(world), world).model, world)
+                describe(check_built(job.build(world), world).model, world)
             except UnsupportedState as refused:
                 return str(refused)
         return ""

@@ -45,7 +45,7 @@ def _adopted(rank: int, port: int, corpus: str) -> dict[str, Any]:
     with building(world):
         state = job.build(world)
     optimizer = optimizer_chain(state.optimizer)
-    parts = [megatron.describe_parameters(state.model, world)]
+    parts = [megatron.describe(state.model, world)]
     held = megatron.merge_manifest(parts, 2, discover_kinds(optimizer), BucketRule())
 
     def refusal(manifest: Any) -> str:

@@ -94,7 +94,7 @@ def _two_worlds(port: int, corpus: str, precision: str) -> tuple[Any, Any, Any, 
         with building(world):
             state = job.build(world)
         kinds = discover_kinds(optimizer_chain(state.optimizer))
-        parts = [megatron.describe_parameters(state.model, world)]
+        parts = [megatron.describe(state.model, world)]
         manifest = megatron.merge_manifest(parts, state.config.num_layers, kinds, BucketRule())
         made.append((state, world, megatron.adopt(state.model, state.optimizer, manifest, world)))
     (state, world, source), (_, _, target) = made

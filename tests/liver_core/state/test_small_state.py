@@ -74,12 +74,12 @@ def _move(rank: int, port: int, corpus: str) -> dict[str, Any]:
         with building(world):
             state = job.build(world)
         kinds = discover_kinds(optimizer_chain(state.optimizer))
-        parts = [megatron.describe_parameters(state.model, world)]
+        parts = [megatron.describe(state.model, world)]
         manifest = megatron.merge_manifest(parts, state.config.num_layers, kinds, BucketRule())
         made.append((state, megatron.adopt(state.model, state.optimizer, manifest, world), world))
         # A stack that is written as if its layers differed in form: Megatron names each layer in the key.
         megatron.unwrapped(state.model).decoder.config.hetereogenous_dist_checkpoint = True
-        apart = [megatron.describe_parameters(state.model, world)]
+        apart = [megatron.describe(state.model, world)]
         unlike = megatron.merge_manifest(apart, state.config.num_layers, kinds, BucketRule())
     (source, live, _), (target, next_live, world) = made
     for number, group in enumerate(optimizer_chain(source.optimizer).groups):

@@ -1,0 +1,111 @@
+"""Tensors that a step changes and that are in no buffer of gradients: the bias by which routers balance their experts.
+
+Each rank of a pipeline stage has the whole of them, equal bit for bit. Megatron changes them with the reduction of the
+gradients, which is before the boundary. So a rank keeps them as they were before the step too: the world that does the
+step again needs those, the world that applies it the others.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import blake2b
+from types import MappingProxyType
+
+import numpy as np
+import torch
+
+Encoded = Mapping[str, str]
+"""Name -> bytes of the tensor in base64."""
+
+
+class StepTensorsMissing(RuntimeError):
+    """What another world gave is not what this one has to have; the text names the tensor."""
+
+
+def is_step_tensor(module: torch.nn.Module, name: str) -> bool:
+    """Whether a persistent buffer of a module is one that Megatron changes in each step: a router's `expert_bias`."""
+    return name == "expert_bias" and hasattr(module, "local_tokens_per_expert")
+
+
+def step_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Their names in this rank's model. In fp32: Megatron casts them with the model, and back in its first forward
+    pass, so that until then they could not take what they are given."""
+    for path, module in model.named_modules():
+        for name, _ in module.named_buffers(recurse=False):
+            if is_step_tensor(module, name):
+                module._maintain_float32_expert_bias()  # type: ignore[operator]
+                yield f"{path}.{name}", getattr(module, name)
+
+
+class StepTensors:
+    """Those of one rank's world, by name with the global layer number: as they are, and as they were `before` the step
+    that began last."""
+
+    def __init__(
+        self, model: torch.nn.Module | None = None, named: Mapping[str, torch.Tensor] = MappingProxyType({})
+    ) -> None:
+        self._modules = () if model is None else tuple(model.modules())
+        self._named = dict(named)
+        self._before = {name: tensor.detach().clone() for name, tensor in self._named.items()}
+
+    def __bool__(self) -> bool:
+        return bool(self._named)
+
+    def begin(self) -> None:
+        """A step begins: keep them as they are now."""
+        _copy(self._named, self._before)
+
+    def put_back(self) -> None:
+        """The step is done again from its start: set them as they were there, and forget the tokens counted since."""
+        _copy(self._before, self._named)
+        for module in self._modules:
+            counted = getattr(module, "local_tokens_per_expert", None)
+            if counted is not None:
+                counted.zero_()
+            if hasattr(module, "reset_global_aux_loss_tracker"):
+                module.reset_global_aux_loss_tracker()  # type: ignore[operator]
+
+    @contextmanager
+    def as_before(self) -> Iterator[None]:
+        """Within this block they are as before the step that began last: for what is due after the one before it."""
+        after = {name: tensor.detach().clone() for name, tensor in self._named.items()}
+        _copy(self._before, self._named)
+        try:
+            yield
+        finally:
+            _copy(after, self._named)
+
+    def encoded(self, *, before: bool) -> Encoded:
+        """As they were before the step that began last, or as they are."""
+        held = self._before if before else self._named
+        return {name: base64.b64encode(_bytes(tensor)).decode() for name, tensor in held.items()}
+
+    def install(self, encoded: Encoded) -> None:
+        """Take over what a rank of another world gave. Raises StepTensorsMissing."""
+        for name, tensor in self._named.items():
+            if name not in encoded:
+                raise StepTensorsMissing(f"{name}: the world before has none, it has {', '.join(sorted(encoded))}")
+            raw = np.frombuffer(base64.b64decode(encoded[name]), dtype=np.uint8)
+            if raw.size != tensor.numel() * tensor.element_size():
+                raise StepTensorsMissing(f"{name}: has {raw.size} bytes there, and here {tensor.numel()} elements")
+            given = torch.from_numpy(raw.copy()).view(tensor.dtype).reshape(tensor.shape)
+            with torch.no_grad():
+                tensor.copy_(given)
+        self.begin()
+
+
+def byte_sum(encoded: str) -> int:
+    """Of a tensor's bytes: 64 bits of a hash, to be summed over ranks."""
+    return int.from_bytes(blake2b(base64.b64decode(encoded), digest_size=8).digest(), "little")
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().to("cpu").contiguous().numpy().tobytes()
+
+
+@torch.no_grad()
+def _copy(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
+    if source:
+        torch._foreach_copy_([*target.values()], [*source.values()])
