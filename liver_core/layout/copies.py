@@ -1,4 +1,4 @@
-"""Which ranks hold the same elements: of what TP (or ETP) does not split, and of embeddings tied over a pipeline. Pure."""
+"""Which ranks hold the same elements: what TP or ETP does not split, and embeddings tied over a pipeline. Pure."""
 
 from liver_core.layout.local_parameters import holder_ep, stages_of
 from liver_core.layout.manifest import Manifest

@@ -18,11 +18,8 @@ def check_fits(manifest: Manifest, layout: ParallelLayout) -> None:
     for spec in manifest.parameters:
         if spec.tp_dim is None:
             continue
-        axis, parts, size = (
-            "etp" if spec.is_expert else "tp",
-            layout.cut(expert=spec.is_expert),
-            spec.shape[spec.tp_dim],
-        )
+        axis, size = "etp" if spec.is_expert else "tp", spec.shape[spec.tp_dim]
+        parts = layout.cut(expert=spec.is_expert)
         if size % (spec.blocks * parts * spec.unit):
             raise LayoutError(
                 axis,
@@ -44,6 +41,6 @@ def check_experts(layout: ParallelLayout, num_experts: int) -> None:
     if layout.ep == 1 and layout.expert_tp != layout.tp:
         raise LayoutError(
             "etp",
-            f"ETP{layout.expert_tp} with TP{layout.tp} needs EP above 1: without it Megatron does not sum the gradients "
-            "of experts over TP; use EP > 1 or ETP = TP",
+            f"ETP{layout.expert_tp} with TP{layout.tp} needs EP above 1: without it Megatron does not sum the "
+            "gradients of experts over TP; use EP > 1 or ETP = TP",
         )

@@ -82,8 +82,8 @@ def stages_of(manifest: Manifest, layout: ParallelLayout, spec: ParameterSpec) -
 
 
 def stage_of_layer(manifest: Manifest, layout: ParallelLayout, layer: int) -> int:
-    """The pipeline stage that has a layer. Chunk v of stage p starts at layer (v * PP + p) * layers per chunk (Megatron's
-    transformer_block.get_num_layers_to_build and transformer_layer.get_transformer_layer_offset)."""
+    """The pipeline stage that has a layer. Chunk v of stage p starts at layer (v * PP + p) * layers per chunk
+    (Megatron's transformer_block.get_num_layers_to_build and transformer_layer.get_transformer_layer_offset)."""
     return layer // (manifest.num_layers // (layout.pp * layout.vpp)) % layout.pp
 
 

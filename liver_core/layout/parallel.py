@@ -159,7 +159,7 @@ class ParallelLayout:
 
     @classmethod
     def parse(cls, text: str) -> "ParallelLayout":
-        """Read "TP2xPP2" or "tp2 pp2 dp1"; axes left out are 1, and ETP is as TP. Raises LayoutError with an example."""
+        """Read "TP2xPP2" or "tp2 pp2 dp1"; axes left out are 1, ETP is as TP. Raises LayoutError with an example."""
         sizes: dict[str, int] = {}
         for part in re.split(r"[x,\s]+", text.strip()):
             match = re.fullmatch(r"(TP|PP|DP|CP|EP|ETP|VPP)=?(\d{1,6})", part, re.IGNORECASE)
@@ -171,9 +171,8 @@ class ParallelLayout:
             sizes[axis] = int(match[2])
         found = cls(**sizes)
         if sizes.get("etp", found.expert_tp) != found.expert_tp:
-            raise LayoutError(
-                "etp", f"ETP{sizes['etp']} needs EP above 1: without it experts are cut as TP cuts, {text!r}"
-            )
+            rule = f"ETP{sizes['etp']} needs EP above 1: without it experts are cut as TP cuts"
+            raise LayoutError("etp", f"{rule}, is {text!r}")
         return found
 
 

@@ -222,6 +222,7 @@ class RankLoop:
         self._phase = "training"
         self._note_first_forward()
         batches = self.progress.cursor.batches(world.coordinates.dp, world.layout.dp)
+        active.live.step_tensors.begin()
         result = do_step(self.job, active, batches, self.drop_rule, self._drops)
         if result is None:
             self._drop_step(active)
@@ -251,7 +252,8 @@ class RankLoop:
     def _do_put_off(self, active: ActiveWorld) -> float:
         """What is due after a step that was handed over. Returns the seconds it took, which are not the step's."""
         began = time.monotonic()
-        self.after_step.do_put_off(active)
+        with active.live.step_tensors.as_before():
+            self.after_step.do_put_off(active)
         return time.monotonic() - began
 
     def _drops(self, place: StepPlace) -> bool:
@@ -378,6 +380,8 @@ class RankLoop:
                 measured = self._apply(self.active, totals, reduced.at_s, reduced)
                 self.after_step.do(self.active, self.progress, measured, None)
             case RedoBatchInSource(reason=reason):
+                assert self.active is not None
+                self.active.live.step_tensors.put_back()
                 self.pending.drop_beside_training(reason)
             case Leave(reason=reason) if outcome.decision.goes:
                 self._leave(following, outcome, reason)
@@ -405,6 +409,9 @@ class RankLoop:
             reseed(self.job, following.world, 0)
         else:
             self.progress = install(small, self.job, following.state, following.live, following.world)
+        if following.step_tensors is not None:
+            both = following.step_tensors
+            following.live.step_tensors.install(both.after if redo is None else both.before)
         self.probe("switched")
         measured = None
         if redo is not None:

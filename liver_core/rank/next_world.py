@@ -23,6 +23,7 @@ from liver_core.rank.stream.source_stream import SourceStream
 from liver_core.rank.stream.target_stream import LiveTarget
 from liver_core.reshard import RankPlan
 from liver_core.state.live_state import LiveState, free
+from liver_core.state.step_tensors import BothVersions
 from liver_core.steady_clock import PROCESS_CLOCK
 from liver_core.training.job import TrainState
 from liver_core.transport.protocol import Read, Transport
@@ -40,9 +41,9 @@ class NextWorld:
     """What preparation made: for a target its world, state, plan and endpoint; for a leaver only the endpoint.
 
     `loaded`: the path of the checkpoint that a start began from; `small`: its small state. `boundary`: what the source
-    world published at its boundary. `verdict`: how the state moves, once all ranks have agreed. If there is a `rescue`,
-    it comes before world, state and plan. `measures`: seconds per phase, and bytes. `placement`: which parts of a
-    target's world wait in host memory.
+    world published at its boundary; `step_tensors`: to a target, what steps change beside parameters. `verdict`: how
+    the state moves, once all ranks have agreed. If there is a `rescue`, it comes before world, state and plan.
+    `measures`: seconds per phase, and bytes. `placement`: which parts of a target's world wait in host memory.
     `account`: the memory that the handoff may take and has taken. `lacks_communicators`: the ranks of the target world
     must make those of their GPUs before the cutover, within `connect_s`; known to leavers too. `first_forward`: when
     its device begins the first forward pass, which ends the pause.
@@ -66,6 +67,7 @@ class NextWorld:
     rescue: Rescue | None = None
     loaded: str = ""
     small: dict[str, Any] | None = None
+    step_tensors: BothVersions | None = None
     boundary: dict[str, Any] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
     placement: MemoryPlacement = field(default_factory=lambda: MemoryPlacement((), ()))

@@ -14,7 +14,7 @@ from liver_core.layout import Manifest, ParallelLayout, RankShards, ResidentBox,
 from liver_core.memory.memory_placement import GRAD, MASTER
 from liver_core.state.optimizer_chain import OptimizerChain
 from liver_core.state.step_tensors import StepTensors
-from liver_core.worlds.released_storage import discard, restore
+from liver_core.worlds.released_storage import discard, restore, storage_is_released
 
 
 class OwnedParameter(NamedTuple):
@@ -101,6 +101,8 @@ def allocate(live: LiveState) -> int:
     waits = {tensor.untyped_storage()._cdata for tensor in live.hollow}
     here = [tensor for kind, region in live.regions.items() if kind not in live.homes for tensor in region.tensors]
     wanted = [tensor for tensor in (*live.buffers(), *here) if tensor.untyped_storage()._cdata not in waits]
+    hollow = [tensor for tensor in live.step_tensors.tensors if storage_is_released(tensor)]
+    wanted += hollow
     allocated = restore(wanted)
     with torch.no_grad():
         for tensor in wanted:

@@ -172,8 +172,8 @@ def unwrapped(model: Any) -> Any:
 def merge_manifest(
     parts: list[Description], num_layers: int, kinds: tuple[StateKind, ...], rule: BucketRule
 ) -> Manifest:
-    """One manifest from the descriptions of all pipeline stages and shares of experts. Raises StateMismatch if two ranks
-    disagree.
+    """One manifest from the descriptions of all pipeline stages and shares of experts. Raises StateMismatch if two
+    ranks disagree.
 
     `order` becomes the position inside its place (first stage, one layer, last stage), or inside its expert, which is
     equal in every layout; a list of experts has one position, its `slot`.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from liver_core.certificate import MASK, CertificatePlan
+from liver_core.layout import ParallelLayout
 from liver_core.state.live_state import LiveState
 from liver_core.state.megatron_optimizer import attach_moments, element_scalars
 from liver_core.state.optimizer_step import (
@@ -21,6 +22,7 @@ from liver_core.state.optimizer_step import (
     set_hyper_parameters,
 )
 from liver_core.state.step_counts import digest_of
+from liver_core.state.step_tensors import version_sums
 from liver_core.training.cursor import DataCursor
 from liver_core.training.job import TrainingJob, TrainState
 from liver_core.worlds.megatron import MegatronWorld, seed_streams
@@ -97,6 +99,15 @@ def count_sums(live: LiveState, plan: CertificatePlan, small: Mapping[str, Any])
     }
     sizes = zip(plan.parameters, plan.counted, strict=True)
     return [digests.get(name, 0) * elements & MASK for name, elements in sizes]
+
+
+def beside_sums(live: LiveState, plan: CertificatePlan, target: ParallelLayout) -> list[int]:
+    """This source rank's counts, and of what steps change beside parameters both versions, which one rank of each stage
+    adds for all ranks of `target` that hold it."""
+    counts = count_sums(live, plan, optimizer_counts(live))
+    if live.rank % live.layout.stage_size:
+        return [*counts, *(0 for _ in live.manifest.whole)]
+    return [*counts, *version_sums(live.manifest, live.step_tensors.encoded(), target.stage_size)]
 
 
 def reseed(job: TrainingJob, world: MegatronWorld, step: int) -> None:

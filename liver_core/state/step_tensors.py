@@ -12,12 +12,23 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from liver_core.certificate import MASK
+from liver_core.layout import Manifest
+
 Encoded = Mapping[str, str]
 """Name -> bytes of the tensor in base64."""
+
+
+class BothVersions(NamedTuple):
+    """As they were before a step, and as they are after it; the same where the step was dropped."""
+
+    before: Encoded
+    after: Encoded
 
 
 class StepTensorsMissing(RuntimeError):
@@ -48,18 +59,23 @@ class StepTensors:
     ) -> None:
         self._modules = () if model is None else tuple(model.modules())
         self._named = dict(named)
-        self._before = {name: tensor.detach().clone() for name, tensor in self._named.items()}
+        self._before: dict[str, torch.Tensor] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._named)
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The live ones."""
+        return tuple(self._named.values())
 
     def begin(self) -> None:
         """A step begins: keep them as they are now."""
+        if not self._before:
+            self._before = {name: torch.empty_like(tensor) for name, tensor in self._named.items()}
         _copy(self._named, self._before)
 
     def put_back(self) -> None:
         """The step is done again from its start: set them as they were there, and forget the tokens counted since."""
-        _copy(self._before, self._named)
+        if self._before:
+            _copy(self._before, self._named)
         for module in self._modules:
             counted = getattr(module, "local_tokens_per_expert", None)
             if counted is not None:
@@ -71,16 +87,17 @@ class StepTensors:
     def as_before(self) -> Iterator[None]:
         """Within this block they are as before the step that began last: for what is due after the one before it."""
         after = {name: tensor.detach().clone() for name, tensor in self._named.items()}
-        _copy(self._before, self._named)
+        if self._before:
+            _copy(self._before, self._named)
         try:
             yield
         finally:
             _copy(after, self._named)
 
-    def encoded(self, *, before: bool) -> Encoded:
-        """As they were before the step that began last, or as they are."""
-        held = self._before if before else self._named
-        return {name: base64.b64encode(_bytes(tensor)).decode() for name, tensor in held.items()}
+    def encoded(self) -> BothVersions:
+        """As they were before the step that began last, and as they are."""
+        before = self._before or self._named
+        return BothVersions(*({name: _text(tensor) for name, tensor in held.items()} for held in (before, self._named)))
 
     def install(self, encoded: Encoded) -> None:
         """Take over what a rank of another world gave. Raises StepTensorsMissing."""
@@ -96,13 +113,23 @@ class StepTensors:
         self.begin()
 
 
-def byte_sum(encoded: str) -> int:
-    """Of a tensor's bytes: 64 bits of a hash, to be summed over ranks."""
+def version_sums(manifest: Manifest, both: BothVersions, times: int) -> list[int]:
+    """Of each tensor of the manifest a number modulo 2^64: a hash of the bytes of both versions, `times` over; 0 of one
+    that is not there. Its sums over a world that has each once, and over another that has it `times`, are equal."""
+    return [
+        (_byte_sum(both.before[spec.name]) + _byte_sum(both.after[spec.name])) * times & MASK
+        if spec.name in both.before
+        else 0
+        for spec in manifest.whole
+    ]
+
+
+def _byte_sum(encoded: str) -> int:
     return int.from_bytes(blake2b(base64.b64decode(encoded), digest_size=8).digest(), "little")
 
 
-def _bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().to("cpu").contiguous().numpy().tobytes()
+def _text(tensor: torch.Tensor) -> str:
+    return base64.b64encode(tensor.detach().to("cpu").contiguous().numpy().tobytes()).decode()
 
 
 @torch.no_grad()

@@ -261,7 +261,9 @@ class GptJob(MegatronJob):
         args = self.args
         if args.num_experts is None:
             return get_gpt_layer_local_spec(normalization="RMSNorm")
-        spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", pp_rank=stage)
+        spec: Any = get_gpt_decoder_block_spec(
+            config, use_transformer_engine=False, normalization="RMSNorm", pp_rank=stage
+        )
         if config.sequence_parallel:
             spec.layer_norm = _SequenceParallelNorm
             for layer in spec.layer_specs:
@@ -311,8 +313,8 @@ class GptJob(MegatronJob):
 
 
 class _SequenceParallelNorm(torch.nn.RMSNorm):
-    """Megatron's stand-in for torch's norm refuses sequence parallelism. A norm looks at each token alone, so that it is
-    right if gradients are summed over TP, which its weight asks for."""
+    """Megatron's stand-in for torch's norm refuses sequence parallelism. A norm looks at each token alone, so that it
+    is right if gradients are summed over TP, which its weight asks for."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)

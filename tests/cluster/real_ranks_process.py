@@ -443,7 +443,7 @@ class Recorder:
         if self.setup.memory or self.setup.counts:
             self._tell_memory()
         if self.setup.trace:
-            self.trace[step] = (active.world.generation, digest_of(regions))
+            self.trace[step] = (active.world.generation, digest_of(regions, active.live.step_tensors))
         if (self.setup.record and first) or step in self.setup.record_steps:
             record = self._keep("stepped", active.world, active.live, regions)
             record["step"] = step
@@ -458,7 +458,9 @@ class Recorder:
 
     def _keep(self, role: str, world: Any, live: Any, regions: dict[str, Any]) -> dict[str, Any]:
         copies = {kind: whole(region) for kind, region in regions.items()}
-        record = {"regions": copies, "layout": str(world.layout)}
+        both = live.step_tensors.encoded()
+        beside = {"before": dict(both.before), "after": dict(both.after)}
+        record = {"regions": copies, "layout": str(world.layout), "step_tensors": beside}
         self.records[(role, world.generation, world.rank)] = record
         return record
 
@@ -530,9 +532,9 @@ def whole(region: Any) -> Any:
     return on_host(torch.cat([tensor.float() for tensor in region.tensors]))
 
 
-def digest_of(regions: dict[str, Any]) -> str:
-    """One digest over the raw bits of regions."""
-    digest = hashlib.sha256()
+def digest_of(regions: dict[str, Any], step_tensors: Any) -> str:
+    """One digest over the raw bits of regions, and over what steps change beside them, before this step and after."""
+    digest = hashlib.sha256(repr(step_tensors.encoded()).encode())
     for kind in sorted(regions):
         digest.update(kind.encode())
         digest.update(whole(regions[kind]).tobytes())

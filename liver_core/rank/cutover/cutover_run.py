@@ -45,8 +45,9 @@ from liver_core.handoff.cutover import (
     Tick,
 )
 from liver_core.handoff.messages import Decision, FailedPart, FailureCause, Reason
+from liver_core.layout import stage_of_layer
 from liver_core.rank.active_world import ActiveWorld
-from liver_core.rank.cutover.source_side import Lost, Pause, SourceSide, hashed, word, words
+from liver_core.rank.cutover.source_side import Lost, Pause, SourceSide, hashed, step_tensors_key, word, words
 from liver_core.rank.cutover.vote import Counted, count
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.step_boundary import StepTotals
@@ -55,6 +56,7 @@ from liver_core.rank.stream.target_stream import StreamFailed
 from liver_core.state.live_state import state_kinds
 from liver_core.state.megatron_optimizer import GRAD
 from liver_core.state.small_state import count_sums
+from liver_core.state.step_tensors import BothVersions, version_sums
 from liver_core.streaming.tiles import LOCAL
 from liver_core.transport.protocol import Read, TransportError
 from liver_core.transport.regions import copy_runs
@@ -188,6 +190,7 @@ class CutoverRun:
             has_state = published and self._tried(lambda: self._catch_up(state_until))
         else:
             has_state = published and self._tried(lambda: self._fetch(state_kinds, state_until))
+        has_state = has_state and self._tried(self._take_step_tensors)
         if has_state:
             self._reached = Level.STATE
             self.probe("state read")
@@ -253,6 +256,28 @@ class CutoverRun:
         self.pause.measures |= stream.measures()
         self.pause.measures["bytes_moved"] = self.pause.measures["bytes_streamed"]
 
+    def _take_step_tensors(self) -> None:
+        """As a target: what steps change beside parameters, before and after this one, of this rank's layers. Both are
+        read before the vote: who has them may be gone after it."""
+        following = self.following
+        manifest, source, rank = following.manifest, following.request.source, following.target_rank
+        assert manifest is not None and source is not None
+        if rank is None or not manifest.whole or following.step_tensors is not None:
+            return
+        target, stage = following.request.target.layout, following.request.target.layout.coordinates(rank).pp
+        mine = [spec for spec in manifest.whole if stage_of_layer(manifest, target, spec.layer) == stage]
+        before, after = {}, {}
+        for source_stage in sorted({stage_of_layer(manifest, source.layout, spec.layer) for spec in mine}):
+            given = self.pause.wait(step_tensors_key(source_stage))
+            if given["version"] != self.boundary["version"]:
+                text = f"of version {given['version']}, not {self.boundary['version']}"
+                raise Lost(self.pause.reason("read", text, tile=step_tensors_key(source_stage)), source=True)
+            before |= given["before"]
+            after |= given["after"]
+        following.step_tensors = BothVersions(
+            *({spec.name: held[spec.name] for spec in mine} for held in (before, after))
+        )
+
     def _fetch(self, kinds: Sequence[str], until: float) -> None:
         """As a target: get all state of these kinds by `until`, from this process and from the other sources."""
         following = self.following
@@ -310,6 +335,7 @@ class CutoverRun:
             [f"{spec.name}/{kind}" for kind in kinds for spec in following.manifest.parameters]
             for kinds in ((*kinds, "step counts"), grad_kinds)
         )
+        state += [spec.name for spec in following.manifest.whole]
         if following.streams:
             state = ["gradients of the steps streamed, or step counts"]
         return counted.differing(state, gradients)
@@ -360,6 +386,7 @@ class CutoverRun:
         live, plan, small = following.live, following.certificate, self.boundary.get("small")
         assert plan is not None and live is not None
         counts = [0] * len(plan.parameters) if small is None else count_sums(live, plan, small)
+        counts += version_sums(live.manifest, following.step_tensors or BothVersions({}, {}), 1)
         if not following.streams:
             return torch.cat([hashed(plan, live.regions, self._kinds()[0]), words(counts)])
         assert following.target_stream is not None and following.verdict is not None

@@ -22,7 +22,7 @@ from liver_core.rank.next_world import NextWorld
 from liver_core.rank.step_boundary import StepTotals
 from liver_core.rank.store_exchange import ExchangeTimeout, cause_of
 from liver_core.state.megatron_optimizer import GRAD
-from liver_core.state.small_state import count_sums, optimizer_counts
+from liver_core.state.small_state import beside_sums
 from liver_core.worlds.groups import limited, plainly
 
 _LOST = "lost"
@@ -117,7 +117,21 @@ class SourceSide:
         """Publish that the boundary is reached. Raises Lost."""
         self.boundary = self._boundary_of()
         settle(DeviceWait.BOUNDARY, self._active.live.device)
+        if self._active.live.manifest.whole:
+            self._publish_step_tensors()
         self._publish("boundary", self.boundary)
+
+    def _publish_step_tensors(self) -> None:
+        """Two ranks of each stage do, so that one may die: all of its ranks have the same."""
+        request, rank, live = self._following.request, self._following.source_rank, self._active.live
+        assert request.source is not None and rank is not None
+        stage, size = live.layout.coordinates(rank).pp, live.layout.stage_size
+        ranks = range(stage * size, (stage + 1) * size)
+        survivors = [each for each in ranks if request.source.members[each] in request.target.members]
+        if rank == ranks[0] or rank in survivors[:1]:
+            both = live.step_tensors.encoded()
+            value = {"version": self.boundary["version"], "before": both.before, "after": both.after}
+            self._pause.post(step_tensors_key(stage), value)
 
     def publish_state(self, version: int, kinds: Sequence[str]) -> None:
         """Publish that the boundary is reached, then the certificate of these kinds of state. Raises Lost."""
@@ -171,7 +185,8 @@ class SourceSide:
         assert following.source_certificate is not None
         if not following.streams:
             live, plan = self._active.live, following.source_certificate
-            return torch.cat([hashed(plan, live.regions, kinds), words(count_sums(live, plan, optimizer_counts(live)))])
+            beside = words(beside_sums(live, plan, following.request.target.layout))
+            return torch.cat([hashed(plan, live.regions, kinds), beside])
         assert following.source_stream is not None and following.verdict is not None
         try:
             return word(following.source_stream.chain(following.verdict.version, version, self._pause.until))
@@ -213,6 +228,11 @@ class SourceSide:
             text, cause = f"a source is gone: {plainly(error)}", FailureCause(FailedPart.PEER)
             self.broken = self._pause.reason(what, text, cause=cause)
             raise Lost(self.broken, source=True) from error
+
+
+def step_tensors_key(stage: int) -> str:
+    """Under which a stage of the source world publishes what steps change beside parameters."""
+    return f"step_tensors/{stage}"
 
 
 def hashed(plan: CertificatePlan, regions: Mapping[str, AnyRegion], kinds: Sequence[str]) -> torch.Tensor:

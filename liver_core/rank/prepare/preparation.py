@@ -245,6 +245,7 @@ class Preparation:
             made.source_certificate,
             ring,
             rank=made.source_rank,
+            target=self.request.target.layout,
             probe=self.probe,
         )
         made.exchange.post(f"ring/{made.source_rank}", ring.depth)

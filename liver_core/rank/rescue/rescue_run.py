@@ -93,7 +93,7 @@ class RescueRun(CutoverRun):
         if self.following.target_rank is None:
             self._tried(self._publish_certificates)
             return StateRead(Level.EVERYTHING, reason=self.pause.problems[0].reason if self.pause.problems else None)
-        has_share = published and self._tried(self._take_share)
+        has_share = published and self._tried(self._take_share) and self._tried(self._take_step_tensors)
         if has_share:
             self.probe("state read")
         return StateRead(
@@ -181,6 +181,7 @@ class RescueRun(CutoverRun):
         self.probe("released")
         try:
             self.complete(until)
+            self._take_step_tensors()
             self._refill()
             self.probe("refilled")
             self._certify()

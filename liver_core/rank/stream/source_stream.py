@@ -17,12 +17,13 @@ from collections.abc import Callable, Sequence
 from liver_core.certificate import MASK, CertificatePlan, chained_sums
 from liver_core.device import DeviceWait, follow, is_host
 from liver_core.device.threads import background
+from liver_core.layout import ParallelLayout
 from liver_core.memory.memory_placement import GRAD
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.state.live_state import LiveState, state_kinds
 from liver_core.state.megatron_optimizer import element_scalars
 from liver_core.state.optimizer_step import hyper_parameters
-from liver_core.state.small_state import count_sums, optimizer_counts
+from liver_core.state.small_state import beside_sums
 from liver_core.streaming.header import StepHeader
 from liver_core.streaming.ring import SourceRing
 from liver_core.worlds.released_storage import discard
@@ -45,6 +46,7 @@ class SourceStream:
         ring: SourceRing,
         *,
         rank: int,
+        target: ParallelLayout,
         probe: Callable[[str], None] = lambda point: None,
     ) -> None:
         self.ring = ring
@@ -53,6 +55,7 @@ class SourceStream:
         self._live = live
         self._plan = plan
         self._rank = rank
+        self._target = target
         self._probe = probe
         self._changed = threading.Condition()
         self._version: int | None = None
@@ -178,7 +181,7 @@ class SourceStream:
                     f"the gradients of steps {after + 1} to {upto} were not hashed: {self.failure or 'late'}"
                 )
             gradients = chained_sums({version: self._sums[version] for version in wanted})
-        return gradients + sum(count_sums(self._live, self._plan, optimizer_counts(self._live))) & MASK
+        return gradients + sum(beside_sums(self._live, self._plan, self._target)) & MASK
 
     def close(self) -> None:
         """End the threads. The ring stays readable as long as its endpoint is open."""

@@ -47,15 +47,16 @@ def assemble_weights(ranks: Mapping[int, Mapping[str, np.ndarray]], manifest: Ma
     whole: dict[str, np.ndarray] = {}
     parallel = ParallelLayout.parse(layout)
     for rank, weights in ranks.items():
-        tp = parallel.coordinates(rank).tp
+        at = parallel.coordinates(rank)
         locals_ = local_parameters(manifest, parallel, rank)
         for local, bits in zip(locals_, weights.values(), strict=True):
             spec = local.spec
+            size, part_of = parallel.cut(expert=spec.is_expert), at.etp if spec.is_expert else at.tp
             parts = [bits] if spec.tp_dim is None else np.split(bits, spec.blocks, axis=spec.tp_dim)
             target = whole.setdefault(spec.name, np.zeros(spec.shape, bits.dtype))
             blocks = [target] if spec.tp_dim is None else np.split(target, spec.blocks, axis=spec.tp_dim)
             for part, block in zip(parts, blocks, strict=True):
-                window = block if spec.tp_dim is None else np.split(block, parallel.tp, axis=spec.tp_dim)[tp]
+                window = block if spec.tp_dim is None else np.split(block, size, axis=spec.tp_dim)[part_of]
                 assert not window.any() or (window == part).all(), f"replicas of {spec.name} differ on rank {rank}"
                 window[...] = part
     return whole
