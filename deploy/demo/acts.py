@@ -46,9 +46,9 @@ class Acts:
         assert self._tracker is not None
         return self._tracker
 
-    def start(self, job_file: dict[str, Any]) -> None:
-        """Submit the job and let it train for a while."""
-        self._display.act("Train a GPT with Megatron-Core on four nodes")
+    def start(self, job_file: dict[str, Any], what: str) -> None:
+        """Submit the job, which is `what` for people, and let it train for a while."""
+        self._display.act(f"Train {what} with Megatron-Core on four nodes")
         submitted = self._api.post("/api/v1/jobs", job_file)
         self._tracker = Tracker(self._api, submitted["job_id"])
         self._until("the first steps", START_S, lambda: self.tracker.last_step >= STEPS_BEFORE)

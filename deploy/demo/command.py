@@ -34,6 +34,10 @@ def demo(
             metavar="NAME",
         ),
     ] = "cpu",
+    moe: Annotated[
+        bool,
+        typer.Option("--moe", help="Train a GPT with experts, in layouts that split them, instead of a dense one."),
+    ] = False,
     plain: Annotated[
         bool, typer.Option("--plain", help="Print lines instead of a live display (the default off a terminal).")
     ] = False,
@@ -45,6 +49,7 @@ def demo(
     """
     if lacks := lacking("agent", "service"):
         fail(f"liver demo {lacks}")
+    from deploy.demo.demo_job import DENSE, MOE
     from deploy.demo.run import run_demo
 
-    raise typer.Exit(run_demo(report=report, keep=keep, plain=plain, device=device))
+    raise typer.Exit(run_demo(report=report, keep=keep, plain=plain, device=device, job=MOE if moe else DENSE))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.gpus import gpus_of_node
-from deploy.demo import demo_job
+from deploy.demo.demo_job import DemoJob
 from deploy.demo.display import Display
 from deploy.demo.report import Reference
 from deploy.local.api import until
@@ -20,18 +20,20 @@ STEPS_OF_A_RESTART = 3
 # Many times what a quiet machine takes: a busy one should give slow numbers, not none.
 RESTART_S = 400.0
 REFERENCE_S = 400.0
-OTHER_LAYOUT = demo_job.THREE_NODES_LAYOUT
 
 
 class WithoutAgents:
-    """The same job without service and agents. `folder`: for plans, events and logs. `job`: as `demo_job.job_spec`
-    makes it. `device`: what the live run trained on."""
+    """The same job without service and agents. `folder`: for plans, events and logs. `device`: what the live run
+    trained on."""
 
-    def __init__(self, processes: Processes, folder: Path, display: Display, job: dict[str, Any], device: str) -> None:
+    def __init__(
+        self, processes: Processes, folder: Path, display: Display, job: DemoJob, data_prefix: str, device: str
+    ) -> None:
         self._processes = processes
         self._folder = folder
         self._display = display
-        self._job = job
+        self._layouts = (job.first_layout, job.other_layout)
+        self._job = job.spec(data_prefix)
         self._environment = {VISIBLE: ",".join(gpus_of_node(device, os.environ))}
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -49,7 +51,7 @@ class WithoutAgents:
 
     def undisturbed(self, steps: int) -> tuple[Reference, Reference]:
         """So many steps without a notice, in the first layout and in another."""
-        layouts = (demo_job.FIRST_LAYOUT, OTHER_LAYOUT)
+        layouts = self._layouts
         self._display.act(f"The same job undisturbed, {steps} steps in {' and in '.join(layouts)}")
         folders = {layout: self._folder / f"undisturbed-{layout}" for layout in layouts}
         worlds = [

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agent.gpus import CPU, gpus_of_node
-from deploy.demo import demo_job
 from deploy.demo.acts import Acts
 from deploy.demo.compare import WithoutAgents
+from deploy.demo.demo_job import DENSE, PRICE_USD_PER_HOUR, DemoJob
 from deploy.demo.display import Display, open_display
 from deploy.demo.machine import machine, versions
 from deploy.demo.report import Measured, broken_bounds, build_report
@@ -38,7 +38,7 @@ SERVICE_NICE = 15
 """In a fleet the service has its own machine. Here it shares the cores with the ranks, so it runs at low priority."""
 
 
-def run_demo(*, report: Path | None, keep: bool, plain: bool, device: str = CPU) -> int:
+def run_demo(*, report: Path | None, keep: bool, plain: bool, device: str = CPU, job: DemoJob = DENSE) -> int:
     """The exit status: 0, 1 when a step failed, 3 when a bound is broken, 130 when interrupted. `device`: as an agent's
     `--device`."""
     display = open_display(plain=plain)
@@ -49,7 +49,7 @@ def run_demo(*, report: Path | None, keep: bool, plain: bool, device: str = CPU)
     previous = signal.signal(signal.SIGTERM, _interrupted)
     failed = True
     try:
-        content = _play(folder, processes, display, device)
+        content = _play(folder, processes, display, device, job)
         broken = broken_bounds(content)
         failed = bool(broken)
         display.close()
@@ -83,12 +83,12 @@ class Lived:
     kinds: list[str]
 
 
-def live(folder: Path, processes: Processes, display: Display, device: str) -> Lived:
+def live(folder: Path, processes: Processes, display: Display, device: str, job: DemoJob) -> Lived:
     """Set everything up, play all acts, and end every process. Raises DemoFailed."""
     cluster = Cluster(folder, processes, service_nice=SERVICE_NICE, device=device)
     api, data_prefix = _set_up(cluster, processes, display)
     acts = Acts(cluster, api, display)
-    acts.start(demo_job.job_file(data_prefix))
+    acts.start(job.file(data_prefix), job.what)
     acts.lose_a_node()
     acts.gain_a_node()
     acts.lose_two_nodes()
@@ -101,13 +101,13 @@ def live(folder: Path, processes: Processes, display: Display, device: str) -> L
     return Lived(acts, data_prefix, ledger, kinds)
 
 
-def _play(folder: Path, processes: Processes, display: Display, device: str) -> dict[str, Any]:
+def _play(folder: Path, processes: Processes, display: Display, device: str, job: DemoJob) -> dict[str, Any]:
     began = time.monotonic()
     if device != CPU and not gpus_of_node(device, os.environ):
         raise DemoFailed(f"--device {device}: this machine has no GPU (nvidia-smi -L, CUDA_VISIBLE_DEVICES); use cpu")
-    lived = live(folder, processes, display, device)
+    lived = live(folder, processes, display, device, job)
     tracker = lived.acts.tracker
-    comparison = WithoutAgents(processes, folder / "compare", display, demo_job.job_spec(lived.data_prefix), device)
+    comparison = WithoutAgents(processes, folder / "compare", display, job, lived.data_prefix, device)
     baseline = comparison.restart(lived.acts.layout_after_first_loss)
     references = comparison.undisturbed(tracker.last_step)
     measured = Measured(
@@ -132,7 +132,7 @@ def _set_up(cluster: Cluster, processes: Processes, display: Display) -> tuple[A
     api = cluster.await_service()
     display.say(f"service at {cluster.url}, data in {cluster.folder}")
     display.say(f"console: {cluster.url}/ (log in with the token in {_token_file(cluster.folder)})")
-    price = {"price_usd_per_hour": demo_job.PRICE_USD_PER_HOUR}
+    price = {"price_usd_per_hour": PRICE_USD_PER_HOUR}
     api.put(f"/api/v1/pools/{POOL}/price", price)
     for node_id in FIRST_NODES:
         cluster.start_node(node_id)

@@ -167,9 +167,11 @@ class AfterStep:
         waiting, self._waiting = self._waiting, None
         if waiting is None:
             return
-        self._run_hooks(active, waiting.step, waiting.measured)
-        if waiting.small is not None and self._may_write(active, waiting.step, self._ended(waiting.step, None)):
-            self._write(active, waiting.small)
+        # The next step has changed these already, which it does before masters and moments.
+        with active.live.step_tensors.as_before():
+            self._run_hooks(active, waiting.step, waiting.measured)
+            if waiting.small is not None and self._may_write(active, waiting.step, self._ended(waiting.step, None)):
+                self._write(active, waiting.small)
 
     def _run_hooks(self, active: ActiveWorld, step: int, measured: StepMeasures) -> None:
         self._metrics.open(step)

@@ -163,8 +163,7 @@ class RankLoop:
         """An agent says that a rank of one of this rank's worlds is dead: end what waits for it on the device."""
         self.deaths.note(death, ())  # Known before the worlds are looked up: one that is made after that is checked.
         pending = self.pending.worlds()  # First: the next world is the active one before it is pending no more.
-        active = () if self.active is None else (self.active.world,)
-        self.deaths.note(death, (*pending, *active))
+        self.deaths.note(death, (*pending, *(() if self.active is None else (self.active.world,))))
 
     # The main thread.
 
@@ -208,13 +207,12 @@ class RankLoop:
         # The first step of this world, or the rescue, may outlast the deadline. Report now that the boundary is past:
         # otherwise the agent would abort it.
         self._reporter.cutting_over(following.request)
-        boundary = BoundaryAgreed(version, dropped=bool(following.boundary.get("dropped")))
-        self._finish_cutover(self._cutover(following, boundary).run(), None, None)
+        agreed = BoundaryAgreed(version, dropped=bool(following.boundary.get("dropped")))
+        self._finish_cutover(self._cutover(following, agreed).run(), None, None)
 
     def _step(self) -> None:
         """Do one global batch: train, agree, then step here or hand the step over."""
-        # Set this before a stream attaches: the stream needs to know since when the version has not changed.
-        self._step_began = time.monotonic()
+        self._step_began = time.monotonic()  # Before a stream attaches, which is told since when the version stands.
         self._maintain()
         active = self.active
         assert active is not None
@@ -252,8 +250,7 @@ class RankLoop:
     def _do_put_off(self, active: ActiveWorld) -> float:
         """What is due after a step that was handed over. Returns the seconds it took, which are not the step's."""
         began = time.monotonic()
-        with active.live.step_tensors.as_before():
-            self.after_step.do_put_off(active)
+        self.after_step.do_put_off(active)
         return time.monotonic() - began
 
     def _drops(self, place: StepPlace) -> bool:
@@ -409,9 +406,7 @@ class RankLoop:
             reseed(self.job, following.world, 0)
         else:
             self.progress = install(small, self.job, following.state, following.live, following.world)
-        if following.step_tensors is not None:
-            both = following.step_tensors
-            following.live.step_tensors.install(both.after if redo is None else both.before)
+        following.install_step_tensors(before=redo is not None)
         self.probe("switched")
         measured = None
         if redo is not None:

@@ -108,6 +108,12 @@ class NextWorld:
         self.lacks_communicators = False
         self.measures["connect_communicators_s"] = time.monotonic() - started
 
+    def install_step_tensors(self, *, before: bool) -> None:
+        """GO, on a target: as they were `before` the step that is handed over, to do it again, or after it."""
+        if self.step_tensors is not None:
+            assert self.live is not None
+            self.live.step_tensors.install(self.step_tensors.before if before else self.step_tensors.after)
+
     def end_streams(self) -> None:
         """End the streaming threads. After this nothing reads or fills a ring."""
         if self.target_stream is not None:

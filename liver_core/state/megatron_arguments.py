@@ -26,6 +26,11 @@ IN_CONFIG = (
     *((name, name) for name in ("qk_layernorm", "attention_softmax_in_fp32", "fp32_residual_connection")),
     ("multi_latent_attention", "multi_latent_attention"),
     ("num_moe_experts", "num_experts"),
+    *((name, name) for name in ("moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "moe_layer_freq")),
+    *((name, name) for name in ("moe_router_topk", "moe_router_score_function", "moe_router_enable_expert_bias")),
+    *((name, name) for name in ("moe_router_bias_update_rate", "moe_router_load_balancing_type", "moe_router_dtype")),
+    *((name, name) for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff", "moe_router_topk_scaling_factor")),
+    *((name, name) for name in ("moe_router_pre_softmax", "moe_router_num_groups", "moe_router_group_topk")),
     ("layernorm_epsilon", "norm_epsilon"),
     ("layernorm_zero_centered_gamma", "apply_layernorm_1p"),
 )
@@ -78,7 +83,7 @@ def megatron_arguments(job: TrainingJob, state: TrainState, world: MegatronWorld
 
 def _named(source: Any, names: Iterable[tuple[str, str]]) -> dict[str, Any]:
     pairs = ((theirs, getattr(source, ours, None)) for ours, theirs in names)
-    return {name: value for name, value in pairs if isinstance(value, bool | int | float | str)}
+    return {name: value for name, value in pairs if isinstance(value, bool | int | float | str | list)}
 
 
 def _activation(config: Any) -> dict[str, Any]:

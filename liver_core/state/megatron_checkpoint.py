@@ -36,7 +36,10 @@ OF_ANY_PRECISION = (
     *("padded_vocab_size", "normalization", "norm_epsilon", "apply_layernorm_1p", "qk_layernorm"),
     *("position_embedding_type", "rotary_percent", "rotary_base", "rotary_interleaved"),
     *("add_bias_linear", "add_qkv_bias", "swiglu", "squared_relu", "quick_geglu"),
-    *("untie_embeddings_and_output_weights", "multi_latent_attention", "num_experts"),
+    *("untie_embeddings_and_output_weights", "multi_latent_attention", "num_experts", "moe_ffn_hidden_size"),
+    *("moe_shared_expert_intermediate_size", "moe_layer_freq", "moe_router_topk", "moe_router_score_function"),
+    *("moe_router_enable_expert_bias", "moe_router_pre_softmax", "moe_router_topk_scaling_factor"),
+    *("moe_router_num_groups", "moe_router_group_topk"),
 )
 OF_THE_MODEL = (*OF_ANY_PRECISION, "bf16", "fp16")
 

@@ -47,9 +47,27 @@ TO_BE_GIVEN = (
     "lr_wsd_decay_style",
     "seed",
 )
+OF_EXPERTS = (
+    "num_experts",
+    "moe_layer_freq",
+    "moe_ffn_hidden_size",
+    "moe_shared_expert_intermediate_size",
+    "moe_router_topk",
+    "moe_router_topk_scaling_factor",
+    "moe_router_num_groups",
+    "moe_router_group_topk",
+    "moe_router_score_function",
+    "moe_router_dtype",
+    "moe_router_bias_update_rate",
+    "moe_router_load_balancing_type",
+    "moe_aux_loss_coeff",
+    "moe_z_loss_coeff",
+)
+"""Versions of Megatron differ in which of them they take over: all are given."""
+EXPERT_SWITCHES = ("moe_router_enable_expert_bias", "moe_router_pre_softmax")
 SWITCHES = ("bf16", "fp16", "qk_layernorm", "attention_softmax_in_fp32", "fp32_residual_connection", "quick_geglu")
-# No such model has been exported. Its experts or projections would need arguments of their own.
-NOT_EXPORTED = ("num_experts", "multi_latent_attention")
+# No such model has been exported. Its projections would need arguments of their own.
+NOT_EXPORTED = ("multi_latent_attention",)
 
 
 class ExportError(RuntimeError):
@@ -89,6 +107,8 @@ def export_checkpoint(source: Path, folder: Path) -> Exported:
             "scheduler: the job's is not Megatron's, so Megatron goes on at the rate of this step; for a schedule, "
             f"replace {GIVEN_SCHEDULE} by --override-opt-param-scheduler and flags of your own"
         )
+    if arguments.get("num_experts"):
+        remarks.append(f"experts: {_chain_remark(len(_optimizers(common)))}")
     _add(common, small, arguments, schedule)
     partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.partial-", dir=folder.parent))
     try:
@@ -121,7 +141,7 @@ def _arguments(source: Path, common: dict[str, Any]) -> dict[str, Any]:
         raise ExportError(f"checkpoint {source}: {ARGUMENTS} lacks {', '.join(absent)}, which Megatron needs")
     if found := [name for name in NOT_EXPORTED if arguments.get(name)]:
         said = f"{found[0]} is {arguments[found[0]]}"
-        raise ExportError(f"checkpoint {source}: {said}; only dense models with plain attention can be exported")
+        raise ExportError(f"checkpoint {source}: {said}; only models with plain attention can be exported")
     return arguments
 
 
@@ -137,7 +157,7 @@ def _add(
     common: dict[str, Any], small: Mapping[str, Any], arguments: dict[str, Any], schedule: dict[str, Any] | None
 ) -> None:
     """Add to `common.pt`, which holds everything that is not cut into shards, what Megatron's training keeps there."""
-    groups = common["optimizer"]["optimizer"]["param_groups"]
+    groups = [group for part in _optimizers(common) for group in part["optimizer"]["param_groups"]]
     for group in groups:
         _fit_any_adam(group)
     common["args"] = Namespace(
@@ -162,6 +182,19 @@ def _add(
         "singleton_local_shards": False,
         "chained_optim_avoid_prefix": True,
     }
+
+
+def _optimizers(common: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Of Megatron's chain: one for dense parameters and, with EP, one for experts."""
+    whole = common["optimizer"]
+    return [whole] if "optimizer" in whole else list(whole.values())
+
+
+def _chain_remark(optimizers: int) -> str:
+    """Megatron loads as many optimizers as were saved. Its tensors do not depend on that, but its loader does."""
+    if optimizers > 1:
+        return "written with EP; Megatron loads it with --expert-model-parallel-size above 1 only"
+    return "written without EP; Megatron loads it with --expert-model-parallel-size 1 only"
 
 
 def _fit_any_adam(group: dict[str, Any]) -> None:
@@ -212,9 +245,17 @@ def _umask() -> int:
 
 
 def _flags(arguments: Mapping[str, Any]) -> list[str]:
-    switches = [_flag(name) for name in SWITCHES if arguments.get(name)]
-    given = [f"{_flag(name)} {arguments[name]}" for name in TO_BE_GIVEN if name in arguments]
+    names, on_off = TO_BE_GIVEN, SWITCHES
+    if arguments.get("num_experts"):
+        names, on_off = (*TO_BE_GIVEN, *OF_EXPERTS), (*SWITCHES, *EXPERT_SWITCHES)
+    switches = [_flag(name) for name in on_off if arguments.get(name)]
+    given = [f"{_flag(name)} {_value(arguments[name])}" for name in names if name in arguments]
     return ["--use-checkpoint-args", "--use-distributed-optimizer", GIVEN_SCHEDULE, *switches, *given]
+
+
+def _value(value: Any) -> str:
+    """As one word of a command line."""
+    return str(value).replace(" ", "")
 
 
 def _flag(name: str) -> str:

@@ -39,7 +39,7 @@ HOOK_SHARE = 0.1
 """Of a step: what on_step may take before it is worth a warning."""
 ROUNDING_SHARE = 1e-5
 """Of a loss: what may differ between two runs of the same step on a machine whose operations are not deterministic."""
-_FURTHER_AXES = ("cp", "vpp", "ep", "etp")
+_FURTHER_AXES = ("cp", "vpp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +226,7 @@ class JobTrial:
         try:
             layout = ParallelLayout.parse(text)
             if further := [f"{axis.upper()}{size}" for axis in _FURTHER_AXES if (size := getattr(layout, axis)) > 1]:
-                return f"{', '.join(further)} is not supported, this version runs TP, PP and DP only"
+                return f"{', '.join(further)} is not supported, this version runs TP, PP, DP, EP and ETP"
             if layout.pp > 1 and tied_embeddings(self._world.state):
                 return "tied embeddings run with PP1 only"
             check_fits(self._manifest, layout)
@@ -341,6 +341,7 @@ class JobTrial:
         rule.check(self._job)
         whole, gradients = world.gradients(), world.reduced()
         world.gradients()
+        world.rewind()
         active: Any = world
         parts = do_step(self._job, active, world.batches, rule, lambda place: False)
         assert parts is not None

@@ -110,10 +110,12 @@ class TrialWorld:
         """Regions over the state, and this world as the one that trains."""
         self._live = megatron.adopt(self.state.model, self.state.optimizer, manifest, self.world)
         allocate(self.live)
+        self.live.step_tensors.begin()
         activate(self.world)
 
     def fill(self) -> None:
         """From the job's own initialisation."""
+        self.live.step_tensors.put_back()
         with building(self.world):
             megatron.fill_initial(self.live, self.job.initial_parameter, self.job.seed)
         reseed(self.job, self.world, 0)
@@ -148,15 +150,20 @@ class TrialWorld:
         """Of this rank in the next step."""
         return self.progress.cursor.batches(self.world.coordinates.dp, self.world.layout.dp)
 
-    def gradients(self) -> StepResult:
-        """Forward, backward and reduction of the next step, from the random streams that it starts with."""
+    def rewind(self) -> None:
+        """Random streams, and what a step changes beside parameters, as the next step starts with."""
         seed_streams(self.world, seed=self.job.seed, step=self.progress.step)
+        self.live.step_tensors.put_back()
+
+    def gradients(self) -> StepResult:
+        """Forward, backward and reduction of the next step, from where it starts."""
+        self.rewind()
         result = self.job.step(self.state, self.world, self.batches)
         return replace(result, loss_sum=float(result.loss_sum)) if isinstance(result, StepResult) else result
 
     def step_draws(self) -> bool:
         """Whether a step draws random numbers, as dropout does."""
-        seed_streams(self.world, seed=self.job.seed, step=self.progress.step)
+        self.rewind()
         before = random_state()
         self.job.step(self.state, self.world, self.batches)
         return not _same_streams(before, random_state())
@@ -168,6 +175,7 @@ class TrialWorld:
     def step(self) -> TrialStep:
         """The next step, as the loop does it."""
         started, number, batches = time.monotonic(), self.progress.step + 1, self.batches
+        self.live.step_tensors.begin()
         result = self.job.step(self.state, self.world, batches)
         part = digest_part(number, batches, self.world.coordinates)
         totals = start_total(result, part, self.world.everyone).wait()
@@ -182,8 +190,10 @@ class TrialWorld:
         return TrialStep(totals.loss, norm, ended - started, time.monotonic() - ended)
 
     def contents(self) -> dict[str, torch.Tensor]:
-        """A copy of masters and moments."""
-        return {kind: torch.cat(self.live.regions[kind].tensors) for kind in state_kinds(self.live.manifest)}
+        """A copy of masters and moments, and of what steps change beside parameters."""
+        kept = {kind: torch.cat(self.live.regions[kind].tensors) for kind in state_kinds(self.live.manifest)}
+        beside = [tensor.reshape(-1) for tensor in self.live.step_tensors.tensors]
+        return kept | ({"bias of experts": torch.cat(beside)} if beside else {})
 
     def reduced(self) -> torch.Tensor:
         """A copy of the reduced gradients, in Megatron's order."""

@@ -376,6 +376,11 @@ class Recorder:
                 made.live.regions["exp_avg"].window(part.region_offset, part.region_offset + 1).add_(1.0)
             case "corrupt counts":
                 self.loop.following.boundary["small"]["element_scalars"]["step"] += 1.0
+            case "corrupt bias":
+                following = self.loop.following
+                both = following.step_tensors
+                damaged = {name: "AAAA" + text[4:] for name, text in both.before.items()}
+                following.step_tensors = type(both)(damaged, both.after)
             case "corrupt gradients":
                 made = self.loop.following or self.loop.preparation.made
                 made.live.regions["grad"].window(3, 4).add_(1.0)

@@ -38,10 +38,12 @@ def run(device: str) -> Finding:
 
 def judged(folder: Path, processes: Processes, device: str) -> Finding:
     display = open_display(plain=True)
-    lived = live(folder, processes, display, device)
-    tracker, job = lived.acts.tracker, demo_job.job_spec(lived.data_prefix)
+    job = demo_job.DENSE
+    lived = live(folder, processes, display, device, job)
+    tracker = lived.acts.tracker
     last = tracker.last_step
-    same, other = WithoutAgents(processes, folder / "compare", display, job, device).undisturbed(min(last, COMPARED))
+    alone = WithoutAgents(processes, folder / "compare", display, job, lived.data_prefix, device)
+    same, other = alone.undisturbed(min(last, COMPARED))
     compared = against_undisturbed(tracker.steps, same, other)
     handoffs = [{name: item.get(name) for name in KEPT} for item in tracker.handoffs]
     wrong = losses_differ(compared)

@@ -144,8 +144,8 @@ def test_what_cannot_be_exported_is_refused_by_name_and_leaves_nothing(written: 
     (broken / "common.pt").write_bytes(b"no zip")
     assert f"checkpoint {broken}: common.pt cannot be read" in _export(broken, target).stderr
     many = Path(shutil.copytree(step, tmp_path / "many"))
-    run_alone(_set_argument, str(many), "num_experts", 8)
-    assert f"checkpoint {many}: num_experts is 8; only dense models" in _export(many, target).stderr
+    run_alone(_set_argument, str(many), "multi_latent_attention", True)
+    assert f"checkpoint {many}: multi_latent_attention is True; only models" in _export(many, target).stderr
     old = Path(shutil.copytree(step, tmp_path / "old"))
     run_alone(_forget_arguments, str(old))
     assert "has no megatron_arguments, an older version wrote it" in _export(old, target).stderr

@@ -58,15 +58,17 @@ CASES = {
     "ETP1": Case((World("TP2xEP2xETP1", "ab"), World("DP4xEP4", "cbad")), megatron=False),
     "dense first": Case((World("DP2xEP2", "ab"), World("PP2xDP2xEP2", "cbad"), World("DP2", "be")), SHARED),
     "a stage without experts": Case((World("PP2xDP2xEP2", "cbad"), World("DP2", "be")), BIAS | LATE),
-    "bf16": Case(
-        (World("TP1", "a"), World("DP2xEP2", "ab"), World("TP1", "b")), BIAS | {"precision": "bf16"}
-    ),
+    "bf16": Case((World("TP1", "a"), World("DP2xEP2", "ab"), World("TP1", "b")), BIAS | {"precision": "bf16"}),
     "bf16 gradients": Case(
         (World("TP1", "a"), World("DP2xEP2", "ab"), World("TP1", "b")),
         BIAS | {"precision": "bf16", "grad_reduce_in_fp32": False},
     ),
 }
-MODES = {f"{name}, {how} first": (case, rung) for name, case in CASES.items() for how, rung in (("live", LIVE), ("copied", COPIED))}
+MODES = {
+    f"{name}, {how} first": (case, rung)
+    for name, case in CASES.items()
+    for how, rung in (("live", LIVE), ("copied", COPIED))
+}
 
 
 @pytest.fixture(scope="module", params=sample(MODES, "EP and back, live first", "bf16 gradients, copied first"))

@@ -1,6 +1,6 @@
 """The smallest handoff with every part in it: PP2 on a and b to TP2 on b and a newcomer. a leaves, b survives.
 
-The first layout can be another one of two ranks.
+Both layouts can be others of two ranks.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ def trio_setup(corpus: str, **changes: Any) -> RankSetup:
 class Trio(Cluster):
     """A job on a and b that is asked again and again to hand over to b and somebody new."""
 
-    def __init__(self, setup: RankSetup, layout: str = "PP2") -> None:
+    def __init__(self, setup: RankSetup, layout: str = "PP2", target: str = "TP2") -> None:
         super().__init__(setup)
         self.layout = layout
+        self.target = target
         self.newcomers = 0
 
     def begin(self) -> None:
@@ -48,7 +49,7 @@ class Trio(Cluster):
         self.newcomers += 1
         newcomer = Member(f"c{self.newcomers}", 0)
         self.faults[newcomer.node_id] = faults
-        return self.open("TP2", ["b", newcomer.node_id], cutover=cutover, deadline_s=deadline_s), newcomer
+        return self.open(self.target, ["b", newcomer.node_id], cutover=cutover, deadline_s=deadline_s), newcomer
 
     def ready(
         self, *faults: Fault, cutover: CutoverDeadlines = UNHURRIED, deadline_s: float = 60.0

@@ -1,0 +1,166 @@
+"""Handoffs with experts that fail, drop a step, do it again or rescue, with a bias that each step changes: its version
+shows in no certificate of masters and moments.
+
+DP2xEP2 on a and b goes to DP2 on b and a newcomer, which has one optimizer where the old world has two. What goes on is
+compared with a job left alone where the old world stays, and with a restart in the layout of the target where not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liver_core.handoff.messages import Rung
+from liver_core.layout import Member
+from tests.cluster.rank_cluster import Cluster, RankSetup
+from tests.cluster.real_ranks_process import Fault
+from tests.liver_core.rank.cutover.test_experts import BIAS, LOSSES, moe
+from tests.liver_core.rank.support.chain import World, gather
+from tests.liver_core.rank.support.drops import hold_at, permit_held
+from tests.liver_core.rank.support.trio import (
+    LEAVER,
+    SHORT,
+    SURVIVOR,
+    Trio,
+    assert_trained_as_if_nothing_had_happened,
+    trio_setup,
+)
+
+pytestmark = [pytest.mark.thorough, pytest.mark.real, pytest.mark.timeout(180)]
+
+SOURCE, TARGET = "DP2xEP2", "DP2"
+STEPS_AFTER = 3
+
+
+class ExpertTrio(Trio):
+    """As Trio, with experts, and by the rung that is set."""
+
+    rung = Rung.LIVE
+
+    def open(self, *arguments: Any, **named: Any) -> Any:
+        return super().open(*arguments, **{"rung": self.rung, **named})
+
+    def switches(self, request: Any, newcomer: Member) -> int:
+        """Wait until the next world trains. Returns the last step that the old world applied."""
+        members = [SURVIVOR, newcomer]
+        self.await_stage(members, request, "active", 40)
+        self.command(self.members(request), "retire", request.handoff_id)
+        self.roster = request.target
+        generation = request.generation
+        before = max(step for seen, step, *_ in self.steps(SURVIVOR) if seen < generation)
+        self.await_step(SURVIVOR, before + STEPS_AFTER + 2)
+        return before
+
+
+def setup_of(corpus: str, folder: Path, **changes: Any) -> RankSetup:
+    arguments = moe(corpus, **BIAS, **LOSSES) | {"num_layers": 2}
+    return trio_setup(
+        corpus,
+        job_arguments=arguments,
+        checkpoints=(str(folder), 1, 1_000),
+        **{"pace_s": 0.2, "micro_batch": 1} | changes,
+    )
+
+
+@pytest.fixture
+def job(corpus: str, tmp_path: Path) -> Iterator[ExpertTrio]:
+    with ExpertTrio(setup_of(corpus, tmp_path), SOURCE, TARGET) as trio:
+        trio.begin()
+        yield trio
+
+
+def assert_goes_on_as_a_restart(job: ExpertTrio, newcomer: Member, step: int) -> None:
+    """From the checkpoint of `step` in the layout of the target: every later step has the same bits on each rank."""
+    traces = {member: result["trace"] for member, result in job.stop().items()}
+    assert job.setup.checkpoints is not None
+    fresh: Any = replace(job.setup, checkpoints=None, last_step=step + STEPS_AFTER + 1)
+    world = World(TARGET, "bc")
+    with Cluster(fresh) as cluster:
+        cluster.launch(world.layout, world.nodes, checkpoint=f"{job.setup.checkpoints[0]}/step-{step:09d}")
+        cluster.finish()
+        alone = gather(cluster, (world,))
+    for member, node in ((SURVIVOR, "b"), (newcomer, "c")):
+        for number in range(step, step + STEPS_AFTER + 1):
+            assert traces[member][number][1] == alone.traces[node][number][1], (member, number)
+
+
+def test_a_source_that_dies_between_boundary_and_vote_costs_one_batch_that_is_done_with_the_bias_before_it(
+    job: ExpertTrio,
+):
+    job.arm(LEAVER, "norm", "hold")
+    job.arm(SURVIVOR, "state read", "tell")
+    request, newcomer = job.ready(Fault("state read", "tell"), cutover=SHORT)
+    job.permit(request)
+    job.await_passage(LEAVER, "norm")
+    for member in (SURVIVOR, newcomer):
+        job.await_passage(member, "state read")
+    stands = job.steps(SURVIVOR)[-1][1]
+    job.wait_for(lambda: _is_written(job, stands), 30, "the checkpoint of the step before")
+    job.kill(LEAVER)
+    assert job.switches(request, newcomer) == stands
+    assert_goes_on_as_a_restart(job, newcomer, stands)
+
+
+def test_a_dropped_step_is_done_again_with_the_bias_before_it(corpus: str, tmp_path: Path):
+    setup = setup_of(corpus, tmp_path, global_batch=8, drop_every=1, stream={"tile_elements": 4096})
+    with ExpertTrio(setup, SOURCE, TARGET) as job:
+        job.rung = Rung.DROP_STEP
+        job.begin()
+        request, newcomer = job.ready()
+        hold_at(job, LEAVER, 2)
+        permit_held(job, request)
+        stands = job.switches(request, newcomer)
+        assert_goes_on_as_a_restart(job, newcomer, stands)
+
+
+def test_a_rescue_goes_on_with_the_bias_before_the_step_that_was_under_way(job: ExpertTrio):
+    job.rung = Rung.RESCUE
+    request, newcomer = job.ready()
+    job.permit(request)
+    stands = job.switches(request, newcomer)
+    assert_goes_on_as_a_restart(job, newcomer, stands)
+
+
+@pytest.mark.parametrize("rung", [Rung.LIVE, Rung.STOP_AND_COPY, Rung.DROP_STEP, Rung.RESCUE])
+def test_after_no_go_the_old_world_goes_on_as_if_nothing_had_happened(corpus: str, tmp_path: Path, rung: Rung):
+    """Refused after a complete boundary, and after a drop: its step is applied, or done again from its start."""
+    drops = {"global_batch": 8, "drop_every": 1, "stream": {"tile_elements": 4096}} if rung is Rung.DROP_STEP else {}
+    with ExpertTrio(setup_of(corpus, tmp_path, **drops), SOURCE, TARGET) as job:
+        job.rung = rung
+        job.begin()
+        if rung is Rung.RESCUE:
+            job.arm(SURVIVOR, "state read", "corrupt share")
+            request, newcomer = job.ready()
+        elif rung is Rung.DROP_STEP:
+            request, newcomer = job.ready(Fault("state read", "corrupt counts"))
+        else:
+            request, newcomer = job.ready(Fault("gradients read", "corrupt gradients"))
+        if rung is Rung.DROP_STEP:
+            hold_at(job, LEAVER, 2)
+            permit_held(job, request)
+        else:
+            job.permit(request)
+        for member in (LEAVER, SURVIVOR, newcomer):
+            assert job.reason(member, request, "aborted")
+        job.trains_on()
+        assert_trained_as_if_nothing_had_happened(job)
+
+
+def test_a_bias_that_arrives_damaged_is_refused_by_name(job: ExpertTrio):
+    for rung in (Rung.STOP_AND_COPY, Rung.LIVE):
+        job.rung = rung
+        request, newcomer = job.ready(Fault("state read", "corrupt bias"))
+        job.permit(request)
+        said = job.reason(newcomer, request, "aborted")
+        assert ("router.expert_bias" if rung is Rung.STOP_AND_COPY else "or step counts") in said, said
+        job.trains_on()
+    assert_trained_as_if_nothing_had_happened(job)
+
+
+def _is_written(job: ExpertTrio, step: int) -> bool:
+    assert job.setup.checkpoints is not None
+    return (Path(job.setup.checkpoints[0]) / f"step-{step:09d}").is_dir()
