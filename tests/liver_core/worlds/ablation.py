@@ -2,13 +2,16 @@
 
 A fresh interpreter imports torch and Megatron unpatched, then forks one child for each patch. The scenarios name what a
 patch is for: `train` builds a world and takes a step with several buckets and both overlaps, `checkpoint` saves it,
-`Megatron's own way` gathers its optimizer's state as a run of Megatron alone does.
+`Megatron's own way` gathers its optimizer's state as a run of Megatron alone does, `experts` and `experts over TP` take
+a step of ranks that share experts out, or cut each of them too.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -21,6 +24,15 @@ import torch
 from tests.cluster.real_ranks_model import small_gpt
 
 NOTHING = "nothing"
+OF_EXPERTS = (
+    NOTHING,
+    "grouped_gemm_of_transformer_engine",
+    "splits_as_numbers",
+    "streams",
+    "uneven_collectives",
+)
+"""With which patches left out scenarios with experts run too: all others fail in `train` already."""
+WAITS_S = 15
 
 
 def main(prefix: str) -> None:
@@ -48,6 +60,11 @@ def _in_child(left_out: str, prefix: str) -> dict[str, str]:
             "checkpoint": lambda: _save(held[0]),
             "Megatron's own way": lambda: _gather_as_megatron(held[0]),
         }
+        if left_out in OF_EXPERTS:
+            scenarios |= {
+                "experts": lambda: _in_ranks(prefix, "DP2xEP2"),
+                "experts over TP": lambda: _in_ranks(prefix, "TP2xDP2xEP2"),
+            }
         for name, scenario in scenarios.items():
             try:
                 scenario()
@@ -108,6 +125,65 @@ def _train(prefix: str) -> tuple[Any, Any]:
     job.step(state, world, DataCursor(0, 2, 1).batches(0, 1))
     apply_step(state, measure_gradients(state))
     return world, state
+
+
+def _in_ranks(prefix: str, layout: str) -> None:
+    """A step of all ranks of a layout, each in a child. Raises what the first that fails raised."""
+    from torch.distributed import TCPStore
+
+    from liver_core.layout import ParallelLayout
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    reader, writer = os.pipe()
+    children = []
+    for rank in range(ParallelLayout.parse(layout).world_size):
+        if (child := os.fork()) == 0:
+            os.close(reader)
+            try:
+                _step_with_experts(prefix, layout, rank, store.port)
+            except BaseException as error:
+                os.write(writer, f"{type(error).__name__}: {error}"[:300].encode())
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    os.close(writer)
+    # The others may wait for one that failed, for as long as nobody ends them.
+    is_said, _, _ = select.select([reader], [], [], WAITS_S)
+    said = os.read(reader, 300) if is_said else b"did not end"
+    os.close(reader)
+    for child in children:
+        if said:
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    if said:
+        raise RuntimeError(said.decode(errors="replace"))
+
+
+def _step_with_experts(prefix: str, layout: str, rank: int, port: int) -> None:
+    from torch.distributed import TCPStore
+
+    from liver_core.layout import Member, ParallelLayout, Roster
+    from liver_core.state.optimizer_step import apply_step, measure_gradients
+    from liver_core.training.cursor import DataCursor
+    from liver_core.training.gpt import GptJob
+    from liver_core.worlds.megatron import activate, bring_up, building, prepare_process, seed_streams
+
+    prepare_process()
+    parallel = ParallelLayout.parse(layout)
+    roster = Roster("job", 1, parallel, tuple(Member(f"n{each}", 0) for each in range(parallel.world_size)))
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    limits = {"timeout_s": float(WAITS_S), "collective_s": float(WAITS_S)}
+    world = bring_up(roster, rank, store, host="127.0.0.1", name=layout, **limits)
+    activate(world)
+    seed_streams(world, seed=1, step=0)
+    job = GptJob(small_gpt(prefix, num_layers=1, num_experts=4), global_batch=2, micro_batch=1, seed=7)
+    with building(world):
+        state = job.build(world)
+    with torch.no_grad():
+        for parameter in state.model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
+    job.step(state, world, DataCursor(0, 2, 1).batches(world.coordinates.dp, world.layout.dp))
+    apply_step(state, measure_gradients(state))
 
 
 def _save(held: tuple[Any, Any]) -> None:

@@ -18,6 +18,10 @@ NEEDED_BY = {
     "rng_state": "train",
     "synchronize": "checkpoint",
     "tensor_cuda": "Megatron's own way",
+    "grouped_gemm_of_transformer_engine": "experts",
+    "splits_as_numbers": "experts",
+    "streams": "experts",
+    "uneven_collectives": "experts over TP",
 }
 
 
@@ -32,7 +36,8 @@ def ablation(corpus: str) -> dict[str, dict[str, str]]:
 
 
 def test_with_all_patches_every_scenario_works(ablation: dict[str, dict[str, str]]):
-    assert ablation["nothing"] == dict.fromkeys(("train", "checkpoint", "Megatron's own way"), "ok")
+    scenarios = ("train", "checkpoint", "Megatron's own way", "experts", "experts over TP")
+    assert ablation["nothing"] == dict.fromkeys(scenarios, "ok")
 
 
 def test_every_patch_has_a_scenario_that_needs_it(ablation: dict[str, dict[str, str]]):
