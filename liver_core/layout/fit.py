@@ -23,7 +23,8 @@ def check_fits(manifest: Manifest, layout: ParallelLayout) -> None:
         raise LayoutError("pp", f"{layout.pp} stages need layers, the manifest has none")
     check_experts(layout, manifest.num_experts)
     for spec in manifest.parameters:
-        if spec.tp_dim is None:
+        # A manifest's experts are all cut and shaped as the first.
+        if spec.tp_dim is None or spec.expert > 0:
             continue
         axis, parts, size = (
             "etp" if spec.is_expert else "tp",
