@@ -18,7 +18,7 @@ from liver_core.layout.experts import ExpertShape, layers_with_experts
 def _layer_frequency(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
     """One rule, in place of one for each of the two forms."""
     try:
-        return read(value)
+        return read(tuple(value) if isinstance(value, list) else value)
     except ValidationError:
         raise ValueError("must be a whole number of at least 1, or a list of 1 and 0, one for each layer") from None
 
