@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-FORMAT = 3
+FORMAT = 4
 """Of what the records hold. Raised when an older agent wrote something else under the same names, and with the version
 of the protocol: records hold orders, and name ranks that speak it."""
 FORMAT_KEY = "version"

@@ -129,23 +129,18 @@ def plan_loss(
     return _plan_by_count(order, active, leaving, barred)
 
 
-def estimate_parameters(model: ModelShape) -> int:
-    """Upper estimate of a gated GPT's parameters: what the ladder needs to guess a time, not what memory needs."""
-    return model.num_layers * _layer_parameters(model) + 2 * model.padded_vocab_size * model.hidden_size
-
-
 def parameters_only_of(model: ModelShape, layout: ParallelLayout, ranks: Iterable[int]) -> int:
-    """The same of what none but these ranks hold: by ZeRO-1 an element has one owner in its pipeline stage and tensor
-    part. Parameters that tensor parallelism copies (norms, biases) have several, and are too few to be told apart."""
-    layers, embedding = model.num_layers // layout.pp * _layer_parameters(model), model.padded_vocab_size
+    """Estimate of the parameters that none but these ranks hold: by ZeRO-1 an element has one owner in its pipeline
+    stage, and the ranks of a stage own equally many, of experts too: EP, ETP and their ZeRO-1 shards cut these over all
+    of them. What tensor parallelism copies (norms, biases) has several owners, and is too little to be told apart."""
+    layers, embedding = model.num_layers // layout.pp, model.padded_vocab_size * model.hidden_size
     stages = [layout.coordinates(rank).pp for rank in ranks]
-    whole = sum(layers + ((stage == 0) + (stage == layout.pp - 1)) * embedding * model.hidden_size for stage in stages)
+    whole = sum(
+        model.layer_parameters(stage * layers, (stage + 1) * layers)
+        + ((stage == 0) + (stage == layout.pp - 1)) * embedding
+        for stage in stages
+    )
     return whole // layout.stage_size
-
-
-def _layer_parameters(model: ModelShape) -> int:
-    ffn = model.ffn_hidden_size or 4 * model.hidden_size
-    return 4 * model.hidden_size**2 + 3 * model.hidden_size * ffn * (model.num_experts or 1)
 
 
 def wanted_of(
@@ -187,7 +182,7 @@ def ladder_inputs(
     """What the ladder chooses from. Guesses stand where nothing was measured; `left_s` None: nothing
     presses. `wire_bytes_per_s`: what one node gets of another, None where that was not measured. Whether a rank can
     stream at all it finds out itself, and falls to the next rung with its reason."""
-    parameters = estimate_parameters(order.spec.model)
+    parameters = order.spec.model.parameters()
     bandwidth = _bandwidth(source, plan, learned, wire_bytes_per_s)
     read_s = GRADIENT_BYTES_PER_PARAMETER * parameters / bandwidth
     learned_s = read_s if learned.follow_s is None else learned.follow_s

@@ -21,7 +21,9 @@ from pydantic import (
     field_validator,
 )
 
-from agent.protocol.values import Message, Utc
+from agent.protocol.job_part import JobPart
+from agent.protocol.model_shape import ModelShape
+from agent.protocol.values import Utc
 from liver_core.handoff.rung_costs import Prefer
 from liver_core.layout import ParallelLayout
 from liver_core.layout.limits import Identifier
@@ -36,14 +38,8 @@ LAYOUT_PATTERN = r"^(?:(?:TP|PP|DP|CP|EP|ETP|VPP)[1-9][0-9]{0,4})(?:x(?:TP|PP|DP
 
 
 def parse_layout(text: str) -> ParallelLayout:
-    """`"TP2xPP2"` to a layout; an axis not named is 1. Raises ValueError naming the axis that is written twice."""
-    sizes: dict[str, int] = {}
-    for part in text.split("x"):
-        axis = part.rstrip("0123456789")
-        if axis.lower() in sizes:
-            raise ValueError(f"layout {text!r}: axis {axis} is written twice")
-        sizes[axis.lower()] = int(part[len(axis) :])
-    return ParallelLayout(**sizes)
+    """`"TP2xPP2"` to a layout; an axis not named is 1, and ETP as TP. Raises LayoutError, a ValueError."""
+    return ParallelLayout.parse(text)
 
 
 def _parses(text: str) -> str:
@@ -81,12 +77,6 @@ def _text_or_reference(value: object) -> str:
 def looks_secret(name: str) -> bool:
     """Whether a variable of this name probably holds a secret: HF_TOKEN does, TOKENIZERS_PARALLELISM does not."""
     return any(part.endswith(("KEY", "TOKEN", "SECRET", "PASSWORD")) for part in name.upper().split("_"))
-
-
-class JobPart(Message):
-    """Base of the job file's sections. Strict about names; `jobfile_check` is also strict about values."""
-
-    model_config = ConfigDict(strict=False, extra="forbid", frozen=True)
 
 
 class SecretReference(JobPart):
@@ -130,6 +120,16 @@ class PinnedLayout(JobPart):
     layout: LayoutText
 
 
+AxisSizes = Annotated[tuple[Annotated[int, Field(ge=1, le=10_000)], ...], Field(max_length=64)]
+
+
+class LayoutLimits(JobPart):
+    """An axis of which no sizes are given stays as it is in the layout in use."""
+
+    expert_model_parallel: AxisSizes = ()
+    expert_tensor_parallel: AxisSizes = ()
+
+
 class LayoutRules(JobPart):
     """Which layouts may be used. All empty: every layout that divides the model is allowed."""
 
@@ -139,34 +139,9 @@ class LayoutRules(JobPart):
         default=False, description="With several pinned layouts for a count, take one not used at this count yet."
     )
     tensor_parallel_max: int | None = Field(default=None, ge=1, le=1_024)
-
-
-class ModelShape(JobPart):
-    """What the planner must know to refuse an impossible layout; names are Megatron's. The job gets these too."""
-
-    num_layers: int = Field(ge=1, le=10_000)
-    num_attention_heads: int = Field(ge=1, le=10_000)
-    num_query_groups: int | None = Field(default=None, ge=1, le=10_000)
-    hidden_size: int = Field(ge=1, le=1_000_000)
-    ffn_hidden_size: int | None = Field(default=None, ge=1, le=4_000_000)
-    padded_vocab_size: int = Field(ge=1, le=10_000_000, description="Fixed for life; a multiple of every TP size used.")
-    seq_length: int = Field(ge=1, le=10_000_000)
-    num_experts: int | None = Field(default=None, ge=1, le=10_000)
-    share_embeddings_and_output_weights: bool | None = Field(
-        default=None, description="Tied embeddings, which run with PP1 only."
+    limits: LayoutLimits = Field(
+        default_factory=LayoutLimits, description="Sizes that may be chosen where no layouts are named."
     )
-
-    @field_validator("num_query_groups", "hidden_size")
-    @classmethod
-    def _divisible(cls, value: int | None, info: ValidationInfo) -> int | None:
-        heads = info.data.get("num_attention_heads")
-        if value is None or heads is None:
-            return value
-        if info.field_name == "hidden_size" and value % heads:
-            raise ValueError(f"model.hidden_size {value} must be divisible by model.num_attention_heads {heads}")
-        if info.field_name == "num_query_groups" and heads % value:
-            raise ValueError(f"model.num_attention_heads {heads} must be divisible by model.num_query_groups {value}")
-        return value
 
 
 class DdpRules(JobPart):
@@ -445,6 +420,7 @@ __all__ = [
     "DdpRules",
     "DropStepRule",
     "JobFile",
+    "LayoutLimits",
     "LayoutRules",
     "ModelShape",
     "NodeBounds",

@@ -33,7 +33,7 @@ from liver_core.layout.limits import (
     fitting,
 )
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Of all that agents, ranks and service say to each other. Nobody takes a field that he does not know, so that it is
 raised with every change of fields or values, once between two releases."""
 

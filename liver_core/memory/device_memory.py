@@ -26,7 +26,7 @@ from liver_core.memory.memory_placement import (
     place,
 )
 from liver_core.memory.overheads import DeviceOverheads
-from liver_core.memory.transformer_shape import TransformerShape, activation_bytes, manifest_of
+from liver_core.memory.transformer_shape import TransformerShape, activation_bytes, counted_in
 
 HOST_BYTES_UNLIMITED = 2**60
 
@@ -110,10 +110,12 @@ def rank_memory(training: TrainingShape, layout: ParallelLayout, overheads: Devi
 
 
 def _stages(training: TrainingShape, layout: ParallelLayout, overheads: DeviceOverheads) -> Iterator[RankMemory]:
-    manifest = manifest_of(training.model)
+    manifest = counted_in(training.model, layout)
     micro_batches = max(1, training.global_batch // (training.micro_batch * layout.dp))
-    # What a stage between the first and the last holds the first holds too, beside the embedding.
-    for stage in sorted({0, layout.pp - 1}):
+    # What a stage between the first and the last holds the first holds too, beside the embedding. Where layers with
+    # experts are not spread evenly, the first stage that has so many of them holds most.
+    sparse = [training.model.sparse_layers(layout, stage) for stage in range(layout.pp)]
+    for stage in sorted({layout.pp - 1, *map(sparse.index, sparse)}):
         held = {area.name: area for area in areas(manifest, layout, stage)}
         weights, gradients = held.pop(WEIGHTS).device_bytes, held.pop(GRAD)
         elements = held["exp_avg"].host_bytes // BYTES_PER_ELEMENT
@@ -153,7 +155,7 @@ def handoff_memory(
     overheads = overheads or DeviceOverheads()
     present = rank_memory(training, source, overheads)
     following = rank_memory(training, target, overheads)
-    wanted = areas(manifest_of(training.model), target, following.stage)
+    wanted = areas(counted_in(training.model, target), target, following.stage)
     stream = least_streaming(ring_bytes(present.own_gradients, DEPTH_LEAST), following.elements)
     beside = (overheads.certificate, overheads.landing, overheads.relay)
     training_bytes = present.total + following.nccl + sum(beside)

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from liver_core.layout import LayoutError, Manifest, ParallelLayout, check_fits
+from liver_core.layout.fit import AXES_THAT_RUN, further_axes
 from liver_core.rank.droppable_step import DropRule, do_step
 from liver_core.same_value import same_number, same_value
 from liver_core.state.built_state import tied_embeddings
@@ -39,7 +40,6 @@ HOOK_SHARE = 0.1
 """Of a step: what on_step may take before it is worth a warning."""
 ROUNDING_SHARE = 1e-5
 """Of a loss: what may differ between two runs of the same step on a machine whose operations are not deterministic."""
-_FURTHER_AXES = ("cp", "vpp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,8 +225,8 @@ class JobTrial:
         assert self._manifest is not None
         try:
             layout = ParallelLayout.parse(text)
-            if further := [f"{axis.upper()}{size}" for axis in _FURTHER_AXES if (size := getattr(layout, axis)) > 1]:
-                return f"{', '.join(further)} is not supported, this version runs TP, PP, DP, EP and ETP"
+            if further := further_axes(layout):
+                return f"{further} is not supported, {AXES_THAT_RUN}"
             if layout.pp > 1 and tied_embeddings(self._world.state):
                 return "tied embeddings run with PP1 only"
             check_fits(self._manifest, layout)

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from liver_core.layout import ParallelLayout
+from liver_core.reshard.seating import near_units
 from service.planner.choices import Candidates, Choice
 from service.planner.step_time import StepEstimate, StepTimes
 
-_Ranked = tuple[float, int, StepEstimate, ParallelLayout, bool]
+_Ranked = tuple[float, int, StepEstimate, ParallelLayout, int]
 
 
 class GrowingFleet:
@@ -27,10 +28,10 @@ class GrowingFleet:
         """The fewest nodes with a slot for every rank; None if all of them have too few."""
         return self._from(1, layout.world_size, layout.world_size >= self._least, needs_each=False)
 
-    def keeps_groups_from(self, layout: ParallelLayout) -> int | None:
-        """The fewest nodes where also each TP group lies on one node; None if there is no such number."""
-        groups = layout.world_size // layout.tp
-        return self._from(layout.tp, groups, groups >= self._least, needs_each=True)
+    def keeps_groups_from(self, layout: ParallelLayout, size: int) -> int | None:
+        """The fewest nodes where also each group of so many ranks lies on one node; None if there is no such number."""
+        groups = layout.world_size // size
+        return self._from(size, groups, groups >= self._least, needs_each=True)
 
     def _from(self, size: int, groups: int, is_enough: bool, *, needs_each: bool) -> int | None:
         """Nodes that hold `groups` groups of this size; with `needs_each` on at least `least` nodes that hold one."""
@@ -53,16 +54,17 @@ class BestByCount:
     @classmethod
     def of(cls, known: Candidates, slots: Sequence[int], least: int, times: StepTimes) -> "BestByCount":
         """For the first `least`, `least` + 1 ... of nodes with these slots. As `choices.best_choice` finds it for
-        each: the shortest step, where a TP group that is spread counts with its slower links; of equal ones the first
-        of `known`."""
+        each: the shortest step, where a group that is spread counts with its slower links; of equal ones the first of
+        `known`."""
         fleet, begins = GrowingFleet(slots, least), dict[int, list[_Ranked]]()
         for at, (step, layout) in enumerate(known.by_step):
-            holds, whole = fleet.holds_from(layout), fleet.keeps_groups_from(layout)
-            if whole is not None:
-                begins.setdefault(whole, []).append((step.seconds, at, step, layout, True))
-            if holds is not None and holds != whole:
-                spread = times.of_layout(layout, whole=False)
-                begins.setdefault(holds, []).append((spread.seconds, at, spread, layout, False))
+            units, last = near_units(layout), None
+            ways = [(size, fleet.keeps_groups_from(layout, size)) for size in units]
+            for size, fewest in (*ways, (1, fleet.holds_from(layout))):
+                if fewest is not None and fewest != last:
+                    near = step if size == units[0] else times.of_layout(layout, near=size)
+                    begins.setdefault(fewest, []).append((near.seconds, at, near, layout, size))
+                    last = fewest
         best: _Ranked | None = None
         found: dict[int, Choice] = {}
         for count in range(least, len(slots) + 1):
@@ -70,6 +72,6 @@ class BestByCount:
             # no withdrawing: it never comes before itself.
             best = min((*begins.get(count, ()), *((best,) if best else ())), key=lambda each: each[:2], default=None)
             if best is not None:
-                _, _, step, layout, is_whole = best
-                found[count] = Choice(layout, step, count, is_whole)
+                _, _, step, layout, near = best
+                found[count] = Choice(layout, step, count, near)
         return cls(found)

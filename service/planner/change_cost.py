@@ -10,7 +10,6 @@ from statistics import median
 from typing import Any
 
 from agent.protocol.jobfile import JobFile
-from service.planner.step_time import StepShape
 
 STATE_BYTES_PER_PARAMETER = 12
 """fp32 masters and two moments: what a handoff moves (weights are derived)."""
@@ -100,10 +99,7 @@ def cost_of_report(report: Mapping[str, Any], source: str) -> ChangeCost:
 
 def state_bytes(job: JobFile) -> float:
     """Of the optimizer's state of the whole job, which a handoff moves."""
-    shape = StepShape.of(job)
-    layer = 4 * shape.hidden_size**2 + 3 * shape.hidden_size * shape.ffn_hidden_size
-    head = 2 * shape.padded_vocab_size * shape.hidden_size
-    return float(STATE_BYTES_PER_PARAMETER * (shape.num_layers * layer + head))
+    return float(STATE_BYTES_PER_PARAMETER * job.model.parameters())
 
 
 @dataclass(frozen=True, slots=True)

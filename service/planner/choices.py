@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from agent.protocol.jobfile import parse_layout
 from liver_core.layout import Member, ParallelLayout
+from liver_core.reshard.seating import near_units
 from service.planner.feasibility import CANDIDATES_MAX, candidates
 from service.planner.inputs import LayoutUse, PlanInputs
 from service.planner.placement import NodeChoice, preferred
@@ -13,17 +14,25 @@ from service.planner.step_time import StepEstimate, StepTimes
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A layout that the job could run in. `most`: on at most so many nodes. `whole`: each TP group lies on one node."""
+    """A layout that the job could run in. `most`: on at most so many nodes. `near`: so many ranks one after the other
+    lie on one node."""
 
     layout: ParallelLayout
     step: StepEstimate
     most: int
-    whole: bool
+    near: int
+
+    @property
+    def spread(self) -> str:
+        """Which groups that talk in each layer do not lie on one node each; empty if all do."""
+        if self.near % self.layout.tp:
+            return "; no nodes can hold each TP group whole"
+        return "" if self.near == near_units(self.layout)[0] else "; no nodes can hold each EP x ETP group whole"
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The layouts of a job with their steps where each TP group lies on one node, the fastest first. What is possible
+    """The layouts of a job with their steps where each group lies on one node, the fastest first. What is possible
     with fewer nodes is among what is possible with more, so that all losses are planned from one such list."""
 
     by_step: tuple[tuple[StepEstimate, ParallelLayout], ...]
@@ -34,7 +43,8 @@ class Candidates:
         if inputs.job.layouts.pinned:
             return cls(())
         most, times = most_nodes(inputs), step_times(inputs)
-        found = candidates(inputs.job, nodes=most, slots=choice_of_nodes(inputs, most).slots(), history=())
+        slots = choice_of_nodes(inputs, most).slots()
+        found = candidates(inputs.job, nodes=most, slots=slots, history=(), in_use=_in_use(inputs))
         steps = ((times.of_layout(layout), layout) for layout in found if _is_kept(inputs, layout))
         return cls(tuple(sorted(steps, key=lambda item: item[0].seconds)))
 
@@ -57,8 +67,8 @@ def _first(inputs: PlanInputs, known: Candidates) -> Choice | None:
     for found in _possible(inputs, known):
         if best is None or (not inputs.job.layouts.pinned and found.step.seconds < best.step.seconds):
             best = found
-        # Whatever follows takes longer even where its TP groups are whole.
-        if best.whole or inputs.job.layouts.pinned:
+        # Whatever follows takes longer even where its groups are whole.
+        if not best.spread or inputs.job.layouts.pinned:
             break
     return best
 
@@ -76,8 +86,9 @@ def _possible(inputs: PlanInputs, known: Candidates) -> Iterator[Choice]:
         room = choice_of_nodes(inputs, most)
         for step, layout in known.by_step:
             if room.holds(layout):
-                whole = room.keeps_groups(layout)
-                yield Choice(layout, step if whole else times.of_layout(layout, whole=False), most, whole)
+                near = room.near(layout)
+                is_whole = near == near_units(layout)[0]
+                yield Choice(layout, step if is_whole else times.of_layout(layout, near=near), most, near)
         return
     pinned = {pin.nodes for pin in job.layouts.pinned}
     for count in range(most_nodes(inputs), job.nodes.min - 1, -1):
@@ -86,14 +97,15 @@ def _possible(inputs: PlanInputs, known: Candidates) -> Iterator[Choice]:
         room = choice_of_nodes(inputs, count)
         for layout in fitting_layouts(inputs, count):
             if room.holds(layout):
-                whole = room.keeps_groups(layout)
-                yield Choice(layout, times.of_layout(layout, whole=whole), count, whole)
+                near = room.near(layout)
+                yield Choice(layout, times.of_layout(layout, near=near), count, near)
 
 
 def fitting_layouts(inputs: PlanInputs, most: int) -> tuple[ParallelLayout, ...]:
     """The layouts with a slot for every rank on at most so many nodes, whether or not they use enough nodes."""
     slots = choice_of_nodes(inputs, most).slots()
-    found = candidates(inputs.job, nodes=most, slots=slots, history=_history(inputs, most))
+    history = _history(inputs, most)
+    found = candidates(inputs.job, nodes=most, slots=slots, history=history, in_use=_in_use(inputs))
     return tuple(layout for layout in found if _is_kept(inputs, layout))
 
 
@@ -102,10 +114,15 @@ def _is_kept(inputs: PlanInputs, layout: ParallelLayout) -> bool:
     policy = inputs.job.policy
     if policy is None or not policy.keep_tp:
         return True
-    before = inputs.world.layout.tp if inputs.world else None
-    if before is None and inputs.history:
-        before = parse_layout(inputs.history[-1].layout).tp
-    return before is None or layout.tp == before
+    before = _in_use(inputs)
+    return before is None or layout.tp == before.tp
+
+
+def _in_use(inputs: PlanInputs) -> ParallelLayout | None:
+    """The layout that the job has, or else had last."""
+    if inputs.world is not None:
+        return inputs.world.layout
+    return parse_layout(inputs.history[-1].layout) if inputs.history else None
 
 
 def most_nodes(inputs: PlanInputs) -> int:
@@ -124,10 +141,14 @@ def step_times(inputs: PlanInputs) -> StepTimes:
     return StepTimes.of(inputs.job, inputs.step_seconds, device, inputs.step_errors)
 
 
-def lies_whole(layout: ParallelLayout, members: tuple[Member, ...]) -> bool:
-    """Whether each TP group lies on one node."""
-    groups = (members[at : at + layout.tp] for at in range(0, len(members), layout.tp))
-    return all(len({member.node_id for member in group}) == 1 for group in groups)
+def lies_near(layout: ParallelLayout, members: tuple[Member, ...]) -> int:
+    """How many ranks one after the other lie on one node everywhere, as `NodeChoice.near` counts them."""
+
+    def is_whole(size: int) -> bool:
+        groups = (members[at : at + size] for at in range(0, len(members), size))
+        return all(len({member.node_id for member in group}) == 1 for group in groups)
+
+    return next(filter(is_whole, near_units(layout)))
 
 
 def _history(inputs: PlanInputs, count: int) -> tuple[LayoutUse, ...]:

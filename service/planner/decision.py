@@ -14,7 +14,7 @@ from service.planner.choices import (
     choice_of_nodes,
     choices,
     fitting_layouts,
-    lies_whole,
+    lies_near,
     most_nodes,
     step_times,
 )  # fmt: skip
@@ -53,7 +53,7 @@ def _decided(inputs: PlanInputs, known: Candidates, found: Weighed | None) -> Pl
     layout, expected = choice.layout, choice.step
     target = Placement(layout=layout, members=members)
     named = f"{layout} on {len(target.node_ids())} of {available} nodes, {seconds_of(expected)} per step"
-    named += _at_risk(inputs, target) + ("" if choice.whole else "; no nodes can hold each TP group whole")
+    named += _at_risk(inputs, target) + choice.spread
     named += wants
     world = inputs.world
     if world is None:
@@ -64,7 +64,7 @@ def _decided(inputs: PlanInputs, known: Candidates, found: Weighed | None) -> Pl
         return PlannerDecision(PlannerVerdict.MOVE, f"without {listed(lost)}: {named}", target)
     if str(layout) == str(world.layout):
         return PlannerDecision(PlannerVerdict.STAY, f"{world.layout} on its nodes is still the best choice{wants}")
-    now = step_times(inputs).of_layout(world.layout, whole=lies_whole(world.layout, world.members))
+    now = step_times(inputs).of_layout(world.layout, near=lies_near(world.layout, world.members))
     # What the policy chose gains enough in money; only what may be chance is no reason to move.
     gain_min = 0.0 if by_policy else (inputs.job.policy or PolicyRules()).gain_min
     gains = expected.seconds <= now.seconds * (1 - max(gain_min, _chance(expected, now)))
@@ -87,7 +87,7 @@ def alternatives(inputs: PlanInputs) -> tuple[Alternative, ...]:
             choice.layout, choice_of_nodes(inputs, choice.most), inputs.world.members if inputs.world else ()
         )
         nodes = len({member.node_id for member in members or ()})
-        step, predicted = choice.step, times.predicted(choice.layout, whole=choice.whole)
+        step, predicted = choice.step, times.predicted(choice.layout, near=choice.near)
         found.append(Alternative(str(choice.layout), nodes, step.seconds, step.measured, step.error, predicted.seconds))
     return tuple(found)
 

@@ -1,45 +1,58 @@
 """Which layouts the job could run on at all. Pure.
 
 The divisibility rules are Megatron's: layers over pipeline stages; heads, query groups and the padded vocabulary over
-tensor parallel ranks; the global batch over micro-batch x data parallel.
+tensor parallel ranks; the global batch over micro-batch x data parallel; experts over expert parallel, and the inner
+size of each over expert tensor parallel ranks.
 """
 
 from collections.abc import Iterator
+from itertools import product
 
 from agent.protocol.jobfile import JobFile, parse_layout
-from liver_core.layout import ParallelLayout
+from liver_core.layout import LayoutError, ParallelLayout
+from liver_core.layout.fit import AXES_THAT_RUN, check_experts, further_axes
 from service.planner.inputs import LayoutUse, Violation
 from service.planner.memory_fit import too_large
 
 TENSOR_PARALLEL_MAX = 64
 CANDIDATES_MAX = 4_096
-FURTHER_AXES = ("cp", "ep", "etp", "vpp")
-"""Megatron has these as well; no job of this version can run on them."""
-FURTHER_SIZES = {
-    "context_parallel_size": "CP",
-    "virtual_pipeline_model_parallel_size": "VPP",
-    "expert_model_parallel_size": "EP",
-    "expert_tensor_parallel_size": "ETP",
-}
-"""Megatron's names of these, which a job file may have under `args`."""
+FURTHER_SIZES = {"context_parallel_size": "CP", "virtual_pipeline_model_parallel_size": "VPP"}
+"""Axes that no layout of this version has, by Megatron's names, which a job file may have under `args`."""
+EXPERT_SIZES = {"expert_model_parallel_size": "EP", "expert_tensor_parallel_size": "ETP"}
+"""Axes that layouts have, by the same names."""
 
 
 def violations(job: JobFile, layout: ParallelLayout) -> tuple[Violation, ...]:
     """Every rule that `layout` breaks for this job; empty if it can run."""
-    if further := [f"{axis.upper()}{size}" for axis in FURTHER_AXES if (size := getattr(layout, axis)) > 1]:
-        return (Violation(f"layout with {', '.join(further)}", "this version runs TP, PP and DP only"),)
+    if further := further_axes(layout):
+        return (Violation(f"layout with {further}", AXES_THAT_RUN),)
     model = job.model
     if model.share_embeddings_and_output_weights and layout.pp > 1:
         field = "model.share_embeddings_and_output_weights"
         return (Violation(field, f"tied embeddings run with PP1 only, layout {layout} has PP{layout.pp}"),)
-    checks = (
+    try:
+        check_experts(layout, model.num_experts or 0)
+    except LayoutError as error:
+        return (Violation("model.num_experts", error.rule),)
+    checks = [
         ("model.num_layers", model.num_layers, layout.pp, "PP"),
         ("model.num_attention_heads", model.num_attention_heads, layout.tp, "TP"),
         ("model.num_query_groups", model.num_query_groups or 0, layout.tp, "TP"),
         ("model.ffn_hidden_size", model.ffn_hidden_size or 0, layout.tp, "TP"),
         ("model.padded_vocab_size", model.padded_vocab_size, layout.tp, "TP"),
         ("global_batch", job.global_batch // job.micro_batch, layout.dp, "micro_batch x DP"),
-    )
+    ]
+    if experts := model.experts():
+        checks += [
+            ("model.moe_ffn_hidden_size", experts.ffn, layout.expert_tp, "ETP"),
+            ("model.moe_shared_expert_intermediate_size", experts.shared_ffn, layout.tp, "TP"),
+            ("model.seq_length", model.seq_length, layout.tp, "TP"),
+        ]
+        if layout.tp > 1 and job.args.get("sequence_parallel") is False:
+            rule = (
+                f"must not be false with model.num_experts in layout {layout}: Megatron trains experts with TP above 1"
+            )
+            return (Violation("args.sequence_parallel", f"{rule} on sequences that TP cuts"),)
     uneven = tuple(
         Violation(field, f"{value} must be divisible by {by} {size} of layout {layout}")
         for field, value, size, by in checks
@@ -55,7 +68,7 @@ def rule_violations(job: JobFile) -> tuple[Violation, ...]:
     any is rejected."""
     named = [(f"layouts.allowed.{i}", text, None) for i, text in enumerate(job.layouts.allowed)]
     named += [(f"layouts.pinned.{i}.layout", pin.layout, pin.nodes) for i, pin in enumerate(job.layouts.pinned)]
-    found = _unsupported(job)
+    found = [*_unsupported(job), *_limits(job)]
     for field, text, nodes in named:
         layout = parse_layout(text)
         found += [Violation(field, f"{item.field}: {item.rule}") for item in violations(job, layout)]
@@ -74,25 +87,40 @@ def rule_violations(job: JobFile) -> tuple[Violation, ...]:
 def _unsupported(job: JobFile) -> list[Violation]:
     """Fields that ask for what this version has not, whatever the layout."""
     found = []
-    if job.model.num_experts is not None:
-        found.append(Violation("model.num_experts", "this version runs dense models only; leave it out"))
-    for name, axis in FURTHER_SIZES.items():
+    for name, axis in (FURTHER_SIZES | EXPERT_SIZES).items():
         size = job.args.get(name)
         if isinstance(size, int) and size > 1:
-            found.append(
-                Violation(f"args.{name}", f"{axis}{size} is not supported: this version runs TP, PP and DP only")
-            )
+            where = f"belongs to layouts, as {axis}{size} in layouts.allowed" if name in EXPERT_SIZES else ""
+            found.append(Violation(f"args.{name}", where or f"{axis}{size} is not supported: {AXES_THAT_RUN}"))
     return found
 
 
-def candidates(job: JobFile, *, nodes: int, slots: int, history: tuple[LayoutUse, ...]) -> tuple[ParallelLayout, ...]:
-    """The layouts to choose from with `slots` slots on `nodes` nodes: pinned, else allowed, else all that divide."""
+def _limits(job: JobFile) -> Iterator[Violation]:
+    """Sizes that no layout of the model can have."""
+    limits, experts = job.layouts.limits, job.model.experts()
+    for name, sizes, field, size in (
+        ("expert_model_parallel", limits.expert_model_parallel, "num_experts", experts and experts.count),
+        ("expert_tensor_parallel", limits.expert_tensor_parallel, "moe_ffn_hidden_size", experts and experts.ffn),
+    ):
+        if sizes and size is None:
+            yield Violation(f"layouts.limits.{name}", "needs model.num_experts")
+            continue
+        for at, by in enumerate(sizes):
+            if size is not None and size % by:
+                yield Violation(f"layouts.limits.{name}.{at}", f"{by} must divide model.{field}, {size}")
+
+
+def candidates(
+    job: JobFile, *, nodes: int, slots: int, history: tuple[LayoutUse, ...], in_use: ParallelLayout | None = None
+) -> tuple[ParallelLayout, ...]:
+    """The layouts to choose from with `slots` slots on `nodes` nodes: pinned, else allowed, else all that divide.
+    `in_use`: the one that the job has or had last, whose EP and ETP stay where the job file has no limits for them."""
     if job.layouts.pinned:
         pinned = _pinned(job, nodes=nodes, history=history)
         return (pinned,) if pinned is not None and fits(job, pinned, slots=slots) else ()
     if job.layouts.allowed:
         return tuple(layout for text in job.layouts.allowed if fits(job, layout := parse_layout(text), slots=slots))
-    return tuple(layout for layout in _enumerated(job, slots=slots) if fits(job, layout, slots=slots))
+    return tuple(layout for layout in _enumerated(job, slots, in_use) if fits(job, layout, slots=slots))
 
 
 def fits(job: JobFile, layout: ParallelLayout, *, slots: int) -> bool:
@@ -112,16 +140,27 @@ def _pinned(job: JobFile, *, nodes: int, history: tuple[LayoutUse, ...]) -> Para
     return parse_layout(choices[(used[-1] + 1) % len(choices)] if used else choices[0])
 
 
-def _enumerated(job: JobFile, *, slots: int) -> Iterator[ParallelLayout]:
-    """TP x PP x DP over at most `slots` ranks, larger worlds first, bounded."""
+def _enumerated(job: JobFile, slots: int, in_use: ParallelLayout | None) -> Iterator[ParallelLayout]:
+    """TP x PP x DP over at most `slots` ranks, and how experts are cut over these; larger worlds first, bounded."""
     tensor_max = min(slots, job.layouts.tensor_parallel_max or TENSOR_PARALLEL_MAX, job.model.num_attention_heads)
     found = [
-        ParallelLayout(tp=tp, pp=pp, dp=dp)
+        ParallelLayout(tp=tp, pp=pp, dp=dp, ep=ep, etp=etp)
         for tp in _divisors(job.model.num_attention_heads, most=tensor_max)
         for pp in _divisors(job.model.num_layers, most=slots // tp)
         for dp in _divisors(job.global_batch // job.micro_batch, most=slots // (tp * pp))
+        for ep, etp in _cuts_of_experts(job, in_use or ParallelLayout(), tp, dp)
     ]
     yield from sorted(found, key=lambda layout: -layout.world_size)[:CANDIDATES_MAX]
+
+
+def _cuts_of_experts(job: JobFile, in_use: ParallelLayout, tp: int, dp: int) -> list[tuple[int, int]]:
+    """EP and ETP: each that the limits name, else those in use, as far as they divide the ranks of a stage."""
+    if job.model.num_experts is None:
+        return [(1, tp)]
+    limits = job.layouts.limits
+    tensor = limits.expert_tensor_parallel or (in_use.etp or tp,)
+    cuts = product(dict.fromkeys(limits.expert_model_parallel or (in_use.ep,)), dict.fromkeys(tensor))
+    return [(ep, etp) for ep, etp in cuts if tp * dp % (ep * etp) == 0 and (etp == tp or (ep > 1 and etp < tp))]
 
 
 def _divisors(value: int, *, most: int) -> list[int]:

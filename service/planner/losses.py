@@ -12,7 +12,7 @@ from math import comb, inf
 
 from agent.protocol.sync import LayoutForCount, StandingPlan
 from service.planner.by_count import BestByCount
-from service.planner.choices import Candidates, Choice, best_choice, lies_whole, step_times
+from service.planner.choices import Candidates, Choice, best_choice, lies_near, step_times
 from service.planner.decision import decide, seconds_of, too_few_ranks
 from service.planner.feasibility import CANDIDATES_MAX
 from service.planner.inputs import LossPlan, PlanInputs, PlannerVerdict, PlanNode, PoolMarket
@@ -67,7 +67,7 @@ def loss_plans(inputs: PlanInputs, known: Candidates | None = None) -> tuple[Los
     if world is None:
         return ()
     known = known or Candidates.of(inputs)
-    now = step_times(inputs).of_layout(world.layout, whole=lies_whole(world.layout, world.members))
+    now = step_times(inputs).of_layout(world.layout, near=lies_near(world.layout, world.members))
     found = []
     for what, leaving in _kinds(inputs):
         left = in_one_place(without(inputs, leaving))
@@ -78,9 +78,7 @@ def loss_plans(inputs: PlanInputs, known: Candidates | None = None) -> tuple[Los
             found.append(LossPlan(what, len(leaving), None, None, None, None, reason))
             continue
         slower = best.step.seconds / now.seconds if now.seconds > 0 else None
-        reason = f"{best.layout}, {seconds_of(best.step)} per step"
-        if not best.whole:
-            reason += "; no nodes can hold each TP group whole"
+        reason = f"{best.layout}, {seconds_of(best.step)} per step{best.spread}"
         found.append(LossPlan(what, len(leaving), str(best.layout), best.step.seconds, best.step.error, slower, reason))
     return tuple(found)
 

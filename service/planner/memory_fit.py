@@ -12,24 +12,26 @@ BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_DP = 40_000_000, 1_000_000
 
 def training_shape(job: JobFile) -> TrainingShape:
     """The model and the batch of a job file. The reference job has no fused attention and no sequence parallelism; of
-    other jobs both are expected, unless their `args` say `sequence_parallel: false`."""
+    other jobs both are expected, unless their `args` say `sequence_parallel: false`. With experts and TP Megatron wants
+    sequence parallelism of any job."""
     args, is_reference = job.job_args(), job.entrypoint == DEFAULT_ENTRYPOINT
     precision = args.get("precision", "fp32" if is_reference else "bf16")
-    model = job.model
+    model, experts = job.model, job.model.experts()
     shape = TransformerShape(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
         num_attention_heads=model.num_attention_heads,
         num_query_groups=model.num_query_groups or model.num_attention_heads,
-        ffn_hidden_size=model.ffn_hidden_size or 4 * model.hidden_size,
+        ffn_hidden_size=model.ffn,
         padded_vocab_size=model.padded_vocab_size,
         seq_length=model.seq_length,
         dtype="float32" if precision == "fp32" else "bfloat16",
         is_tied=bool(model.share_embeddings_and_output_weights),
         keeps_scores=is_reference,
-        is_sequence_parallel=args.get("sequence_parallel", not is_reference) is True,
+        is_sequence_parallel=experts is not None or args.get("sequence_parallel", not is_reference) is True,
         gradients_fp32=args.get("grad_reduce_in_fp32") is not False,
         buckets=_buckets(args),
+        experts=experts,
     )
     return TrainingShape(shape, job.micro_batch, job.global_batch)
 

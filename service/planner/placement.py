@@ -1,7 +1,8 @@
 """Which nodes hold the ranks of a layout, and which rank goes where. Pure.
 
-Within `nodes.min` and `nodes.max` of the job: a TP group lies on one node wherever any choice of nodes keeps it there;
-ranks that hold state stay; the nodes given first are taken first; neighbours in DP, then in PP, lie side by side.
+Within `nodes.min` and `nodes.max` of the job: a TP group lies on one node wherever any choice of nodes keeps it there,
+and so do EP x ETP groups where all of them can; ranks that hold state stay; the nodes given first are taken first;
+neighbours in DP, then in PP, lie side by side.
 """
 
 from collections import Counter, defaultdict
@@ -11,6 +12,7 @@ from itertools import islice
 
 from liver_core.layout import Member, ParallelLayout
 from liver_core.reshard import seat
+from liver_core.reshard.seating import near_units
 from service.planner.inputs import PlanInputs, PlanNode
 
 FEWER_WHOLE_GROUPS_MAX = 64
@@ -49,10 +51,15 @@ class NodeChoice:
         """The most ranks that it may have."""
         return self._whole_groups(1)[0]
 
-    def keeps_groups(self, layout: ParallelLayout) -> bool:
-        """Whether every TP group can lie on one node."""
-        groups, nodes = self._whole_groups(layout.tp)
-        needed = layout.world_size // layout.tp
+    def near(self, layout: ParallelLayout) -> int:
+        """How many ranks one after the other can lie on one node everywhere: those of the groups that talk in each
+        layer, else those of a TP group, else one."""
+        return next((size for size in near_units(layout) if self.keeps_groups(layout, size)), 1)
+
+    def keeps_groups(self, layout: ParallelLayout, size: int) -> bool:
+        """Whether all groups of so many ranks can lie on one node each."""
+        groups, nodes = self._whole_groups(size)
+        needed = layout.world_size // size
         return self.least <= min(needed, nodes) and needed <= groups
 
     def holds(self, layout: ParallelLayout) -> bool:
@@ -82,11 +89,12 @@ def _kept(room: NodeChoice, world: Sequence[Member]) -> Counter[str]:
 
 
 def _ranks_by_node(layout: ParallelLayout, room: NodeChoice, kept: Counter[str]) -> dict[str, int] | None:
-    """How many ranks each node gets, with as many whole TP groups as can be."""
-    size, world = layout.tp, layout.world_size
-    if room.keeps_groups(layout):
+    """How many ranks each node gets: all groups whole that can be, else as many TP groups as can be."""
+    size, world = room.near(layout), layout.world_size
+    if size >= layout.tp and room.keeps_groups(layout, size):
         groups = _groups_by_node(room, size, world // size, room.least, kept)
         return None if groups is None else {name: count * size for name, count in groups.items()}
+    size = layout.tp
     most = min(world // size, sum(node.slots // size for node in room.nodes))
     tried = range(most, max(0, most - FEWER_WHOLE_GROUPS_MAX), -1)
     for whole in (*tried, 0) if size > 1 else (0,):

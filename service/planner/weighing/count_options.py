@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from agent.protocol.jobfile import parse_layout
 from service.planner.change_cost import expected_change
-from service.planner.choices import Candidates, best_choice, lies_whole, step_times
+from service.planner.choices import Candidates, best_choice, lies_near, step_times
 from service.planner.goals import CountOption
 from service.planner.inputs import PlanInputs, PlanNode
 from service.policy.types import Candidate
@@ -34,7 +34,7 @@ def candidates_of(inputs: PlanInputs, groups: Sequence[Sequence[PlanNode]], know
                 )
     world = inputs.world
     if world is not None and str(world.layout) not in {each.layout for each in found.values()}:
-        step = step_times(inputs).of_layout(world.layout, whole=lies_whole(world.layout, world.members))
+        step = step_times(inputs).of_layout(world.layout, near=lies_near(world.layout, world.members))
         nodes = len(world.node_ids())
         found[-nodes] = Candidate(str(world.layout), nodes, step.seconds, tokens, step.error, step.measured, change_s)
     return tuple(found[count] for count in sorted(found))

@@ -12,7 +12,6 @@ from agent.driver.planning import (
     STEP_GUESS_S,
     Learned,
     Pulse,
-    estimate_parameters,
     ladder_inputs,
     lead_candidates,
     parameters_only_of,
@@ -239,14 +238,23 @@ def test_of_many_nodes_that_go_eight_are_named(order: JobOrder, count: int, said
 def test_parameters_are_those_of_a_gated_gpt(order: JobOrder) -> None:
     """Attention has 4 x hidden^2, the feed-forward part three matrices, the vocabulary an embedding at either end."""
     attention, dense, vocabulary = 4 * 192 * 192, 3 * 192 * 768, 384 * 192
-    assert estimate_parameters(order.spec.model) == 12 * (attention + dense) + 2 * vocabulary
+    assert order.spec.model.parameters() == 12 * (attention + dense) + 2 * vocabulary
     narrow = order.spec.model.model_copy(update={"ffn_hidden_size": 100, "num_experts": 5})
-    assert estimate_parameters(narrow) == 12 * (attention + 5 * 3 * 192 * 100) + 2 * vocabulary
+    router = 5 * 192
+    assert narrow.parameters() == 12 * (attention + 5 * 3 * 192 * 100 + router) + 2 * vocabulary
+    update = {"moe_ffn_hidden_size": 64, "moe_shared_expert_intermediate_size": 32, "moe_layer_freq": 5}
+    sparse = 5 * 3 * 192 * 64 + router + 3 * 192 * 32
+    some = narrow.model_copy(update=update)
+    assert some.parameters() == 12 * attention + 3 * sparse + 9 * 3 * 192 * 100 + 2 * vocabulary, "layers 0, 5 and 10"
+    # The second of three stages, over twelve ranks whichever way experts are cut.
+    layout = ParallelLayout(tp=2, pp=3, dp=6, ep=5 - 2, etp=1)
+    middle = 4 * attention + sparse + 3 * 3 * 192 * 100
+    assert parameters_only_of(some, layout, [12]) == middle // 12
 
 
 def test_what_only_some_ranks_hold_is_their_share_of_their_stages(order: JobOrder) -> None:
     model, layer, vocabulary = order.spec.model, 4 * 192 * 192 + 3 * 192 * 768, 384 * 192
-    assert parameters_only_of(model, ParallelLayout(), [0]) == estimate_parameters(model)
+    assert parameters_only_of(model, ParallelLayout(), [0]) == model.parameters()
     assert parameters_only_of(model, ParallelLayout(pp=3), [1]) == 4 * layer
     assert parameters_only_of(model, ParallelLayout(pp=3), [0, 2]) == 2 * (4 * layer + vocabulary)
     layout = ParallelLayout(tp=2, pp=2, dp=3)
@@ -259,7 +267,7 @@ def test_the_ladder_gets_guesses_until_handoffs_have_measured(order: JobOrder) -
     found = plan(order, "b")
     assert isinstance(found, Plan)
     where, pulse = (order, ACTIVE, found, frozenset({"b"}), 25.0), Pulse(100, 0.1, 0.5, 90)
-    parameters = estimate_parameters(order.spec.model)
+    parameters = order.spec.model.parameters()
     guessed = ladder_inputs(*where, pulse=pulse, learned=Learned())
     assert guessed == LadderInputs(
         bytes_to_move=12 * parameters, bandwidth_bytes_per_s=500e6, prepare_s=5.0, step_s=0.5,
@@ -415,7 +423,7 @@ def test_the_ladder_counts_the_leavers_share_of_the_bytes_and_the_nodes_that_are
     assert isinstance(found, Plan)
     where = (order, ACTIVE, found, frozenset({"b"}), 25.0)
     inputs = ladder_inputs(*where, pulse=Pulse(100, 0.1, 0.5, 90), learned=Learned())
-    assert inputs.bytes_to_move == 12 * estimate_parameters(order.spec.model)
+    assert inputs.bytes_to_move == 12 * order.spec.model.parameters()
     # b is a stage between the embeddings; a holds one of them besides its layers.
     embedding = 12 * order.spec.model.padded_vocab_size * order.spec.model.hidden_size
     assert inputs.bytes_only_leaving == (inputs.bytes_to_move - 2 * embedding) // 4

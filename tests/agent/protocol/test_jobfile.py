@@ -3,6 +3,7 @@
 import pytest
 
 from agent.protocol.jobfile import JobFile
+from liver_core.layout.experts import ExpertShape
 from tests.service.fake_agent import JOB
 
 SETTINGS = {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 5000}
@@ -21,6 +22,20 @@ def test_what_ddp_says_reaches_the_job_by_megatrons_names():
 
 def test_a_job_that_says_nothing_of_ddp_gets_nothing_of_it():
     assert not arguments().keys() & {"overlap_grad_reduce", "overlap_param_gather", "ddp_bucket_size", "bucket_size"}
+
+
+def test_what_a_model_says_of_experts_reaches_the_job_by_megatrons_names_and_a_dense_one_says_nothing():
+    said = {"num_experts": 4, "moe_layer_freq": (0, 1) * 6, "moe_router_topk": 1}
+    assert arguments(model=JOB["model"] | said) == arguments() | said
+    assert not [name for name in arguments() if name.startswith("moe_")]
+
+
+def test_the_experts_of_a_model_are_counted_by_megatrons_defaults():
+    every = JobFile.model_validate(JOB | {"model": JOB["model"] | {"num_experts": 4}}).model
+    assert every.experts() == ExpertShape(4, 512, 2, (True,) * 12)
+    third = JobFile.model_validate(JOB | {"model": JOB["model"] | {"num_experts": 4, "moe_layer_freq": 3}}).model
+    assert third.experts() == ExpertShape(4, 512, 2, (True, False, False) * 4)
+    assert JobFile.model_validate(JOB).model.experts() is None
 
 
 def test_arguments_win_over_every_section():

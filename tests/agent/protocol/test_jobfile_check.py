@@ -39,6 +39,28 @@ MISTAKES = [
         "model.num_query_groups",
         "model.num_attention_heads 4 must be divisible by model.num_query_groups 3",
     ),
+    ({"layouts": {"allowed": ["TP2xETP1"]}}, "layouts.allowed.0", "ETP1 needs EP above 1"),
+    ({"layouts": {"allowed": ["EP2"]}}, "layouts.allowed.0", "does not divide the 1 ranks of a stage"),
+    *(
+        ({"model": JOB["model"] | said}, f"model.{field}", words)
+        for said, field, words in (
+            ({"moe_ffn_hidden_size": 64}, "moe_ffn_hidden_size", "needs model.num_experts"),
+            ({"moe_layer_freq": 2}, "moe_layer_freq", "needs model.num_experts"),
+            ({"num_experts": 4, "moe_router_topk": 5}, "moe_router_topk", "must be at most model.num_experts 4"),
+            ({"num_experts": 1}, "moe_router_topk", "2 (Megatron's default) must be at most model.num_experts 1"),
+            ({"num_experts": 4, "moe_layer_freq": [1, 0]}, "moe_layer_freq", "num_layers is 12, the list has 2"),
+            ({"num_experts": 4, "moe_layer_freq": [0] * 12}, "moe_layer_freq", "must have a 1"),
+            (
+                {"num_experts": 4, "moe_layer_freq": [2] * 12},
+                "moe_layer_freq",
+                "must be a whole number of at least 1, or",
+            ),
+            ({"num_experts": 4, "moe_layer_freq": "1"}, "moe_layer_freq", "must be a whole number of at least 1, or"),
+            ({"num_experts": 4, "moe_layer_freq": 0}, "moe_layer_freq", "must be a whole number of at least 1, or"),
+        )
+    ),
+    ({"moe_router_topk": 2}, "moe_router_topk", "is not a known field here; it belongs under model"),
+    ({"args": {"num_experts": 8}}, "args.num_experts", "belongs to model.num_experts"),
     ({"name": "x" * 64}, "name", "must have at most 63 characters"),
     ({"checkpoint": {"path": ""}}, "checkpoint.path", "must not be empty, such as /tmp/checkpoints; is ''"),
     ({"deadline": "2030-01-01T00:00:00"}, "deadline", "must have a time zone"),

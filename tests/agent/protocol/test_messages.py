@@ -104,7 +104,7 @@ def test_an_order_inside_another_message_is_checked_as_strictly_as_alone():
         ("order.target.members", [], "order.target.members"),
         ("order.generation", 1, "must be above parent 1"),
         ("order.colour", "red", "order.colour"),
-        ("order.protocol_version", 1, "must be 4, the sender speaks 1"),
+        ("order.protocol_version", 1, "must be 5, the sender speaks 1"),
     ):
         *parents, name = path.split(".")
         part = changed = copy.deepcopy(content)

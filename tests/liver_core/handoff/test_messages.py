@@ -83,7 +83,7 @@ def test_both_messages_carry_every_field_that_was_promised_from_the_first_day():
 @pytest.mark.parametrize(
     ("field", "value", "complaint"),
     [
-        ("protocol_version", 1, "protocol_version: must be 4, the sender speaks 1"),
+        ("protocol_version", 1, "protocol_version: must be 5, the sender speaks 1"),
         ("generation", 0, "generation: must be at least 1, is 0"),
         ("generation", True, "generation: must be a valid integer, is True"),
         ("plan_revision", "1", "plan_revision: must be a valid integer, is '1'"),

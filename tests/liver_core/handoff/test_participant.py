@@ -101,7 +101,7 @@ def test_an_order_of_the_same_handoff_under_another_number_is_another_attempt():
         (order(deadline_utc=1.0), "deadline_utc: passed 2.0 s ago"),
         (order(Phase.PERMIT), "phase: permit of a handoff that was never promised here"),
         (order(Phase.RETIRE), "phase: retire of a handoff that was never promised here"),
-        (replace(order(), protocol_version=1), "protocol_version: must be 4, is 1"),
+        (replace(order(), protocol_version=1), "protocol_version: must be 5, is 1"),
     ],
 )
 def test_what_is_foreign_late_or_stale_is_refused_by_field_and_rule(message, complaint):

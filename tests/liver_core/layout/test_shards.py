@@ -226,7 +226,7 @@ def test_a_stage_without_experts_has_no_buckets_for_them():
 @pytest.mark.parametrize(
     ("layout", "rule"),
     [
-        ("DP3xEP3", "ep: 3 does not divide the 4 experts of a layer"),
+        ("DP3xEP3", "ep: EP3 does not divide the 4 experts of a layer"),
         ("TP4xEP2xETP2xDP1", ""),
         ("TP2xDP4xEP2xETP4", "etp: ETP4 is more than TP2, which was never tried"),
         ("TP2xEP2xETP1", ""),

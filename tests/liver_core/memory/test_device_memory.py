@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liver_core.layout import ParallelLayout
+from liver_core.layout.experts import ExpertShape
 from liver_core.memory.device_memory import (
     HOST_BYTES_UNLIMITED,
     HandoffMemory,
@@ -51,6 +52,24 @@ def test_sizes_are_those_worked_out_by_hand(training, source, target, state, slo
         found.device_bytes(found.choices[0]) - 2 * present.nccl,
     )
     assert [each / GB for each in counted] == pytest.approx([state, slot, beside, following, whole], rel=0.1)
+
+
+def test_experts_take_their_share_of_expert_parallel_ranks():
+    """Mixtral 8x7B: 1.6 billion parameters on every rank, and one of eight experts' 5.6 billion; two bytes of weights,
+    four of gradients, twelve of the optimizer, of the former an eighth."""
+    mixtral = TransformerShape(32, 4096, 32, 8, 14336, 32000, 4096, experts=ExpertShape(8, 14336, 2, (True,) * 32))
+    found = rank_memory(TrainingShape(mixtral, 1, 96), ParallelLayout(dp=8, ep=8), DeviceOverheads())
+    counted = [each / GB for each in (found.weights, found.gradients, found.optimizer)]
+    assert counted == pytest.approx([2 * 7.24, 4 * 7.24, 12 * (5.64 + 1.6 / 8)], rel=0.01)
+
+
+def test_the_fullest_stage_may_be_one_between_the_first_and_the_last():
+    """Only the third of four layers has experts, and they are large."""
+    experts = ExpertShape(8, 4096, 1, (False, False, True, False))
+    shape = TrainingShape(TransformerShape(4, 64, 4, 4, 64, 128, 16, experts=experts), 1, 4)
+    assert rank_memory(shape, ParallelLayout(pp=4), DeviceOverheads()).stage == 2
+    dense = TrainingShape(replace(shape.model, experts=None), 1, 4)
+    assert rank_memory(dense, ParallelLayout(pp=4), DeviceOverheads()).stage in (0, 3)
 
 
 @pytest.mark.parametrize(("training", "source", "target", "on_device", "device", "host"), WAITING_BY_HAND)

@@ -109,11 +109,11 @@ def test_secrets_in_a_job_file_are_hidden_from_who_reads_the_job_and_references_
         ({"budget_usd": -1}, "budget_usd", "greater than 0"),
         ({"deadline": "tomorrow"}, "deadline", "such as 2030-01-31T12:00:00Z; is 'tomorrow'"),
         ({"layouts": {"allowed": ["TP2 PP2"]}}, "layouts.allowed.0", "is 'TP2 PP2'; did you mean TP2xPP2?"),
-        ({"layouts": {"allowed": ["TP2xTP2"]}}, "layouts.allowed.0", "axis TP is written twice"),
+        ({"layouts": {"allowed": ["TP2xTP2"]}}, "layouts.allowed.0", "names TP twice"),
         (
             {"layouts": {"pinned": [{"nodes": 4, "layout": "PP2xPP2"}]}},
             "layouts.pinned.0.layout",
-            "axis PP is written twice",
+            "names PP twice",
         ),
         (
             {"layouts": {"allowed": ["PP5"]}},
@@ -138,7 +138,7 @@ def test_secrets_in_a_job_file_are_hidden_from_who_reads_the_job_and_references_
         (
             {"layouts": {"allowed": ["EP2xDP2"]}},
             "layouts.allowed.0",
-            "layout with EP2: this version runs TP, PP and DP",
+            "model.num_experts: TP1xPP1xDP2xEP2 splits experts, and the model has none",
         ),
         (
             {"model": JOB["model"] | {"share_embeddings_and_output_weights": True}},
@@ -150,12 +150,21 @@ def test_secrets_in_a_job_file_are_hidden_from_who_reads_the_job_and_references_
             "args.share_embeddings_and_output_weights",
             "belongs to model.share_embeddings_and_output_weights",
         ),
-        ({"model": JOB["model"] | {"num_experts": 8}}, "model.num_experts", "this version runs dense models only"),
         ({"args": {"num_experts": 8}}, "args.num_experts", "belongs to model.num_experts"),
+        (
+            {"args": {"expert_model_parallel_size": 2}},
+            "args.expert_model_parallel_size",
+            "belongs to layouts, as EP2 in layouts.allowed",
+        ),
+        (
+            {"layouts": {"limits": {"expert_model_parallel": [2]}}},
+            "layouts.limits.expert_model_parallel",
+            "needs model.num_experts",
+        ),
         (
             {"args": {"context_parallel_size": 2}},
             "args.context_parallel_size",
-            "CP2 is not supported: this version runs TP, PP and DP only",
+            "CP2 is not supported: this version runs TP, PP, DP, EP and ETP only",
         ),
         (
             {"args": {"virtual_pipeline_model_parallel_size": 2}},

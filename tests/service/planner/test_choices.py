@@ -14,7 +14,7 @@ from service.planner.choices import (
     best_choice,
     choices,
     fitting_layouts,
-    lies_whole,
+    lies_near,
     most_nodes,
     step_times,
 )
@@ -51,7 +51,7 @@ def test_candidates_are_sorted_by_their_steps_and_fit_the_nodes_that_the_job_may
 def test_choices_are_those_with_a_slot_for_every_rank_the_fastest_first():
     inputs = PlanInputs(job(layouts=ALLOWED), nodes(*"abc"), step_seconds=TIMES)
     known = Candidates.of(replace(inputs, nodes=nodes(*"abcd")))
-    measured = [Choice(parse_layout(name), StepEstimate(seconds, 0.0, True), 3, True) for name, seconds in TIMES]
+    measured = [Choice(parse_layout(name), StepEstimate(seconds, 0.0, True), 3, 1) for name, seconds in TIMES]
     assert choices(inputs, known) == [measured[2], measured[1]]
     assert best_choice(inputs, known) == measured[2]
     assert best_choice(replace(inputs, nodes=nodes("a")), known) is None
@@ -68,9 +68,9 @@ def test_a_spread_group_counts_with_its_slower_links_and_may_so_come_after_other
     assert [str(layout) for _, layout in known.by_step] == ["TP2xPP1xDP1", "TP1xPP2xDP1"]
     times = step_times(inputs)
     two, spread = choices(inputs, known)
-    assert (str(two.layout), two.whole, two.step) == ("TP1xPP2xDP1", True, times.of_layout(two.layout))
-    assert (str(spread.layout), spread.whole) == ("TP2xPP1xDP1", False)
-    assert spread.step == times.of_layout(spread.layout, whole=False)
+    assert (str(two.layout), two.spread, two.step) == ("TP1xPP2xDP1", "", times.of_layout(two.layout))
+    assert (str(spread.layout), spread.near) == ("TP2xPP1xDP1", 1)
+    assert spread.step == times.of_layout(spread.layout, near=1)
     assert known.by_step[0][0].seconds < known.by_step[1][0].seconds < spread.step.seconds
     assert best_choice(inputs, known) == two
 
@@ -159,14 +159,41 @@ def test_on_fewer_nodes_than_the_world_has_the_layout_after_the_last_one_used_th
     assert named(fitting_layouts(inputs, 3)) == ["TP1xPP1xDP3"]
 
 
-def test_a_group_lies_whole_where_all_of_its_ranks_are_on_one_node():
+def test_a_group_lies_near_where_all_of_its_ranks_are_on_one_node():
     two = ParallelLayout(tp=2, dp=2)
-    assert lies_whole(two, members("a0", "a1", "b0", "b1"))
-    assert not lies_whole(two, members("a0", "b0", "b1", "a1"))
-    assert not lies_whole(two, members("a0", "a1", "b0", "c0"))
-    assert not lies_whole(two, members("a0", "b0", "c0", "c1"))
-    assert lies_whole(ParallelLayout(dp=4), members("a0", "b0", "c0", "d0"))
-    assert not lies_whole(ParallelLayout(tp=4), members("a0", "a1", "b0", "b1"))
+    assert lies_near(two, members("a0", "a1", "b0", "b1")) == 2
+    assert lies_near(two, members("a0", "b0", "b1", "a1")) == 1
+    assert lies_near(two, members("a0", "a1", "b0", "c0")) == 1
+    assert lies_near(two, members("a0", "b0", "c0", "c1")) == 1
+    assert lies_near(ParallelLayout(dp=4), members("a0", "b0", "c0", "d0")) == 1
+    assert lies_near(ParallelLayout(tp=4), members("a0", "a1", "b0", "b1")) == 1
+    assert lies_near(ParallelLayout(tp=2, dp=2, ep=4, etp=1), members("a0", "a1", "a2", "a3")) == 4
+    assert lies_near(ParallelLayout(tp=2, dp=2, ep=4, etp=1), members("a0", "a1", "b0", "b1")) == 2
+
+
+def test_it_is_said_which_groups_no_nodes_can_hold_whole():
+    layout, step = ParallelLayout(tp=2, dp=2, ep=4, etp=1), StepEstimate(1.0, 0.0)
+    said = [Choice(layout, step, 1, near).spread for near in (4, 2, 1)]
+    assert ["each TP group" in text for text in said] == [False, False, True]
+    assert ["each EP x ETP group" in text for text in said] == [False, True, False]
+
+
+def test_experts_stay_cut_as_in_the_layout_in_use_where_the_job_file_has_no_limits():
+    model = JOB["model"] | {"num_experts": 8}
+    for limits, in_use, found in (
+        ({}, None, {(1, 1), (1, 2), (1, 4)}),
+        ({}, "TP2xDP2xEP4xETP1", {(4, 1)}),
+        ({"expert_model_parallel": [2]}, "TP2xDP2xEP4xETP1", {(2, 1)}),
+        ({"expert_model_parallel": [1, 2], "expert_tensor_parallel": [1]}, None, {(1, 1), (2, 1)}),
+        ({"expert_model_parallel": [3]}, None, set()),
+    ):
+        inputs = PlanInputs(
+            job(layouts={"limits": limits}, model=model),
+            nodes("a", slots=4),
+            history=(LayoutUse(1, in_use),) if in_use else (),
+        )
+        layouts = [layout for _, layout in Candidates.of(inputs).by_step]
+        assert {(layout.ep, layout.expert_tp) for layout in layouts} == found
 
 
 def test_the_device_is_that_of_the_first_node_that_tells_its():
@@ -202,18 +229,18 @@ def test_the_device_is_that_of_the_first_node_that_tells_its():
 )
 def test_from_how_many_nodes_on_a_layout_fits_by_hand(layout, least, holds, whole):
     fleet, wanted = GrowingFleet((1, 4, 2), least), parse_layout(layout)
-    assert (fleet.holds_from(wanted), fleet.keeps_groups_from(wanted)) == (holds, whole)
+    assert (fleet.holds_from(wanted), fleet.keeps_groups_from(wanted, wanted.tp)) == (holds, whole)
 
 
 def test_the_best_layout_of_each_number_of_nodes_by_hand():
     inputs = PlanInputs(job(layouts=ALLOWED, nodes={"min": 1, "max": 5}), nodes(*"abcde"), step_seconds=TIMES)
     known, times = Candidates.of(inputs), step_times(inputs)
     found = BestByCount.of(known, (1, 1, 1, 1, 1), 1, times).choices
-    assert {count: (str(best.layout), best.step.seconds, best.most, best.whole) for count, best in found.items()} == {
-        2: ("TP1xPP1xDP2", 2.0, 2, True),
-        3: ("TP1xPP1xDP2", 2.0, 3, True),
-        4: ("TP1xPP4xDP1", 1.0, 4, True),
-        5: ("TP1xPP4xDP1", 1.0, 5, True),
+    assert {count: (str(best.layout), best.step.seconds, best.most, best.near) for count, best in found.items()} == {
+        2: ("TP1xPP1xDP2", 2.0, 2, 1),
+        3: ("TP1xPP1xDP2", 2.0, 3, 1),
+        4: ("TP1xPP4xDP1", 1.0, 4, 1),
+        5: ("TP1xPP4xDP1", 1.0, 5, 1),
     }
     assert list(BestByCount.of(known, (1, 1, 1, 1, 1), 3, times).choices) == [4, 5], "two ranks are on two nodes"
     alike = tuple((replace(step, seconds=1.0), layout) for step, layout in known.by_step)
@@ -226,6 +253,24 @@ def test_a_spread_layout_is_the_best_of_a_number_of_nodes_until_a_node_can_hold_
     times, layout = step_times(inputs), ParallelLayout(tp=2)
     found = BestByCount.of(Candidates.of(replace(inputs, nodes=nodes("a", slots=2))), (1, 1, 2), 1, times).choices
     assert found == {
-        2: Choice(layout, times.of_layout(layout, whole=False), 2, False),
-        3: Choice(layout, times.of_layout(layout), 3, True),
+        2: Choice(layout, times.of_layout(layout, near=1), 2, 1),
+        3: Choice(layout, times.of_layout(layout), 3, 2),
     }
+
+
+def test_where_experts_talk_over_nodes_a_step_counts_their_slower_links_until_a_node_can_hold_a_group():
+    model, layout = JOB["model"] | {"num_experts": 4}, ParallelLayout.parse("TP2xDP2xEP4xETP1")
+    rules = job(layouts={"allowed": [str(layout)]}, model=model, nodes={"min": 1, "max": 5})
+    inputs = PlanInputs(rules, nodes(*"abcde"))
+    times, known = step_times(inputs), Candidates.of(replace(inputs, nodes=nodes("a", slots=4)))
+    found = BestByCount.of(known, (1, 2, 1, 2, 4), 1, times).choices
+    spread, pairs, whole = (times.of_layout(layout, near=near) for near in (1, 2, None))
+    assert spread.seconds > pairs.seconds > whole.seconds
+    assert found == {
+        3: Choice(layout, spread, 3, 1),
+        4: Choice(layout, pairs, 4, 2),
+        5: Choice(layout, whole, 5, 4),
+    }
+    for count, best in found.items():
+        held = tuple(PlanNode(name, slots) for name, slots in zip("abcde", (1, 2, 1, 2, 4), strict=True))[:count]
+        assert best_choice(replace(inputs, nodes=held), known) == best

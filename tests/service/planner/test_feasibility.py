@@ -33,8 +33,8 @@ def job(model: dict[str, Any] | None = None, **changes: Any) -> JobFile:
         (ParallelLayout(dp=24), {}, {"micro_batch": 2}, [("global_batch", "12 % micro_batch x DP 24")]),
         (ParallelLayout(dp=5, pp=5), {}, {}, [("model.num_layers", "12 % PP 5"),
                                               ("global_batch", "24 % micro_batch x DP 5")]),
-        (ParallelLayout(cp=2), {}, {}, [("layout with CP2", "this version runs TP, PP and DP only")]),
-        (ParallelLayout(pp=2, vpp=2), {}, {}, [("layout with VPP2", "this version runs TP, PP and DP only")]),
+        (ParallelLayout(cp=2), {}, {}, [("layout with CP2", "this version runs TP, PP, DP, EP and ETP only")]),
+        (ParallelLayout(pp=2, vpp=2), {}, {}, [("layout with VPP2", "this version runs TP, PP, DP, EP and ETP only")]),
     ],
     ids=str,
 )  # fmt: skip
@@ -91,8 +91,59 @@ def test_what_no_layout_of_this_version_supports_is_refused_by_field(args: dict[
     assert [item.field for item in rule_violations(job(args=args))] == fields
 
 
-def test_experts_in_the_model_are_refused_there():
-    assert [item.field for item in rule_violations(job({"num_experts": 8}))] == ["model.num_experts"]
+EXPERTS = {"num_experts": 8, "moe_ffn_hidden_size": 96, "moe_shared_expert_intermediate_size": 66}
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes", "broken"),
+    [
+        ("TP2xDP2xEP4xETP1", {}, ""),
+        ("TP2xDP2xEP2", {}, ""),
+        ("DP3xEP3", {}, "model.num_experts: EP3 does not divide the 8 experts of a layer"),
+        ("TP2xDP4xEP2xETP4", {}, "model.num_experts: ETP4 is more than TP2, which was never tried"),
+        ("TP2xEP2xETP1", {"moe_ffn_hidden_size": 97}, ""),
+        ("TP2xDP2xEP2", {"moe_ffn_hidden_size": 97}, "model.moe_ffn_hidden_size: 97 must be divisible by ETP 2"),
+        ("TP4", {}, "model.moe_shared_expert_intermediate_size: 66 must be divisible by TP 4"),
+        ("TP2", {"seq_length": 127}, "model.seq_length: 127 must be divisible by TP 2"),
+        ("DP2xEP2", {"seq_length": 127}, ""),
+    ],
+)
+def test_experts_are_cut_by_megatrons_rules(layout: str, changes: dict[str, Any], broken: str):
+    found = violations(job(EXPERTS | changes), ParallelLayout.parse(layout))
+    assert [f"{item.field}: {item.rule}".partition(" of layout")[0] for item in found] == ([broken] if broken else [])
+
+
+def test_a_dense_model_has_no_experts_to_cut():
+    rule = "TP1xPP1xDP2xEP2 splits experts, and the model has none"
+    assert violations(job(), ParallelLayout(dp=2, ep=2)) == (Violation("model.num_experts", rule),)
+
+
+def test_experts_with_tp_need_sequence_parallelism_where_the_job_says_it_has_none():
+    without = job(EXPERTS, args={"sequence_parallel": False})
+    assert [item.field for item in violations(without, ParallelLayout(tp=2))] == ["args.sequence_parallel"]
+    assert violations(without, ParallelLayout(dp=2, ep=2)) == ()
+    assert violations(job(args={"sequence_parallel": False}), ParallelLayout(tp=2)) == ()
+
+
+def test_limits_of_experts_must_divide_them_and_need_a_model_that_has_them():
+    limits = {"limits": {"expert_model_parallel": [2, 3], "expert_tensor_parallel": [1, 5]}}
+    assert rule_violations(job(EXPERTS, layouts=limits)) == (
+        Violation("layouts.limits.expert_model_parallel.1", "3 must divide model.num_experts, 8"),
+        Violation("layouts.limits.expert_tensor_parallel.1", "5 must divide model.moe_ffn_hidden_size, 96"),
+    )
+    assert rule_violations(job(layouts=limits)) == (
+        Violation("layouts.limits.expert_model_parallel", "needs model.num_experts"),
+        Violation("layouts.limits.expert_tensor_parallel", "needs model.num_experts"),
+    )
+
+
+def test_each_cut_of_experts_within_the_limits_is_enumerated_and_no_layout_twice():
+    small = {**EXPERTS, "num_layers": 1, "moe_shared_expert_intermediate_size": 64}
+    limits = {"expert_model_parallel": [1, 4], "expert_tensor_parallel": [1, 2]}
+    found = candidates(job(small, global_batch=2, layouts={"limits": limits}), nodes=1, slots=4, history=())
+    assert sorted(names(found)) == [
+        "TP1xPP1xDP1", "TP1xPP1xDP2", "TP2xPP1xDP1", "TP2xPP1xDP2", "TP2xPP1xDP2xEP4xETP1", "TP4xPP1xDP1xEP4xETP1",
+    ]  # fmt: skip
 
 
 def names(found: tuple[ParallelLayout, ...]) -> list[str]:

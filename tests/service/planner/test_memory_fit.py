@@ -4,6 +4,7 @@ import pytest
 
 from agent.protocol.jobfile import JobFile
 from liver_core.layout import BucketRule, ParallelLayout
+from liver_core.layout.experts import ExpertShape
 from liver_core.memory.device_memory import TrainingShape, rank_memory
 from liver_core.memory.overheads import DeviceOverheads
 from liver_core.memory.transformer_shape import TransformerShape
@@ -29,6 +30,13 @@ def test_other_jobs_are_expected_to_have_both_and_half_precision_and_say_their_o
     assert not found.model.keeps_scores and found.model.is_sequence_parallel
     said = training_shape(job(entrypoint=OTHER, args={"precision": "fp32", "sequence_parallel": False})).model
     assert (said.dtype, said.is_sequence_parallel, said.keeps_scores) == ("float32", False, False)
+
+
+def test_a_model_with_experts_is_counted_with_them_and_with_sequence_parallelism():
+    model = JOB["model"] | {"num_experts": 4, "moe_ffn_hidden_size": 96, "moe_layer_freq": [0, 1] * 6}
+    found = training_shape(job(model=model)).model
+    assert found.experts == ExpertShape(4, 96, 2, (False, True) * 6)
+    assert found.is_sequence_parallel and not training_shape(job()).model.is_sequence_parallel
 
 
 @pytest.mark.parametrize(

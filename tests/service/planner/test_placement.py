@@ -1,6 +1,7 @@
 """Where ranks go: TP groups stay on one node wherever any choice of nodes allows it, and state stays where it is."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liver_core.layout import Member, ParallelLayout
+from liver_core.reshard.seating import near_units
 from service.planner import placement as module
 from service.planner.inputs import PlanInputs, PlanNode, World
 from service.planner.placement import NodeChoice, place, preferred
@@ -16,14 +18,17 @@ from tests.service.planner.test_decision import job
 fleets = st.lists(st.integers(1, 5), min_size=1, max_size=6).map(
     lambda sizes: tuple(PlanNode(f"n{index}", slots) for index, slots in enumerate(sizes))
 )
-layouts = st.builds(ParallelLayout, tp=st.integers(1, 4), pp=st.integers(1, 3), dp=st.integers(1, 4))
+dense = st.builds(ParallelLayout, tp=st.integers(1, 4), pp=st.integers(1, 3), dp=st.integers(1, 4))
+layouts = dense | st.sampled_from(
+    [ParallelLayout.parse(text) for text in ("DP4xEP2", "DP4xEP4", "TP2xDP2xEP2", "TP2xDP2xEP4xETP1", "PP2xDP2xEP2")]
+)
 bounds = st.tuples(st.integers(1, 6), st.integers(1, 6)).map(sorted)
 
 
-def can_lie_whole(layout: ParallelLayout, room: NodeChoice) -> bool:
-    """By trying every set of nodes."""
-    groups = layout.world_size // layout.tp
-    sizes = [node.slots // layout.tp for node in room.nodes]
+def can_lie_whole(layout: ParallelLayout, room: NodeChoice, size: int) -> bool:
+    """By trying every set of nodes, for groups of so many ranks."""
+    groups = layout.world_size // size
+    sizes = [node.slots // size for node in room.nodes]
     return any(
         min(chosen) >= 1 and sum(chosen) >= groups >= count
         for count in range(room.least, min(room.most, len(sizes)) + 1)
@@ -41,8 +46,9 @@ def can_lie(layout: ParallelLayout, room: NodeChoice) -> bool:
     )
 
 
-def is_whole(layout: ParallelLayout, members: tuple[Member, ...]) -> bool:
-    groups = (members[at : at + layout.tp] for at in range(0, len(members), layout.tp))
+def is_whole(layout: ParallelLayout, members: tuple[Member, ...], size: int | None = None) -> bool:
+    size = size or layout.tp
+    groups = (members[at : at + size] for at in range(0, len(members), size))
     return all(len({member.node_id for member in group}) == 1 for group in groups)
 
 
@@ -62,14 +68,14 @@ def test_a_placement_is_found_wherever_there_is_one_and_keeps_every_group_whole_
     world = tuple(data.draw(st.permutations(world)))
     members = place(layout, room, world)
     assert (members is not None) == can_lie(layout, room)
-    assert room.keeps_groups(layout) == can_lie_whole(layout, room)
+    assert room.near(layout) == next(filter(partial(can_lie_whole, layout, room), near_units(layout)), 1)
     if members is None:
         return
     slots = {node.node_id: node.slots for node in fleet}
     assert len(members) == layout.world_size == len(set(members))
     assert all(member.slot < slots[member.node_id] for member in members)
     assert room.least <= len({member.node_id for member in members}) <= room.most
-    assert is_whole(layout, members) or not can_lie_whole(layout, room)
+    assert all(is_whole(layout, members, size) or not can_lie_whole(layout, room, size) for size in near_units(layout))
 
 
 @settings(deadline=None, max_examples=200)
@@ -78,14 +84,14 @@ def test_a_world_keeps_its_places_whatever_nodes_come(fleet, more, layout, befor
     """The same layout stays rank by rank; in another one, whoever stays, stays in order."""
     room = NodeChoice(fleet, 1, len(fleet))
     members = place(before, room)
-    if members is None or not is_whole(before, members):
+    if members is None or not is_whole(before, members, near_units(before)[0]):
         return
     fleet = (*fleet, *(PlanNode(f"m{node.node_id}", node.slots) for node in more))
     nodes = preferred(PlanInputs(job(), fleet, World(1, before, members)))
     assert place(before, NodeChoice(nodes, 1, len(nodes)), members) == members
     after = place(layout, NodeChoice(nodes, 1, len(nodes)), members)
     assert after is not None or layout.world_size > sum(node.slots for node in fleet)
-    if layout.tp == before.tp and after is not None:
+    if near_units(layout) == near_units(before) and after is not None:
         kept = [member for member in members if member in after]
         assert kept == [member for member in after if member in members]
         assert len(kept) == min(len(members), layout.world_size)
@@ -112,6 +118,14 @@ def test_survivors_give_up_their_seats_where_only_that_keeps_a_tensor_parallel_g
 def test_a_tensor_parallel_group_that_no_node_can_hold_is_spread_and_the_others_are_not():
     room = NodeChoice((PlanNode("a", 1), PlanNode("b", 3), PlanNode("c", 1), PlanNode("d", 1)), 1, 4)
     assert place(ParallelLayout(tp=2, pp=3), room) == seats("a0", "b2", "b0", "b1", "c0", "d0")
+
+
+def test_an_expert_group_goes_to_the_node_that_has_room_for_all_of_it():
+    layout = ParallelLayout.parse("TP2xDP2xEP4xETP1")
+    room = NodeChoice((PlanNode("m", 2), PlanNode("x", 2), PlanNode("y", 4)), 1, 3)
+    assert place(layout, room, seats("m0", "m1", "x0", "x1")) == seats("y0", "y1", "y2", "y3")
+    smaller = NodeChoice((PlanNode("m", 3), PlanNode("x", 2)), 1, 2)
+    assert place(layout, smaller) == seats("m0", "m1", "x0", "x1"), "TP groups are whole where no node holds all four"
 
 
 def test_a_thousand_nodes_are_placed_at_once():

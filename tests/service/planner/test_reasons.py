@@ -155,5 +155,5 @@ def test_the_alternatives_are_what_could_be_chosen_with_what_was_measured_and_wh
 
 def test_an_alternative_whose_groups_are_spread_is_predicted_so():
     inputs = PlanInputs(job(layouts={"allowed": ["TP2"]}), nodes("a", "b"))
-    spread = step_times(inputs).of_layout(ParallelLayout(tp=2), whole=False)
+    spread = step_times(inputs).of_layout(ParallelLayout(tp=2), near=1)
     assert alternatives(inputs) == (Alternative("TP2xPP1xDP1", 2, spread.seconds, False, spread.error, spread.seconds),)

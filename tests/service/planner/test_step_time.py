@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from agent.protocol.jobfile import JobFile
 from liver_core.layout import ParallelLayout
+from liver_core.layout.experts import ExpertShape
 from service.planner.least_squares import non_negative, predictor_leverages
 from service.planner.step_time import (
     DeviceRates,
@@ -59,9 +60,9 @@ ROUND = DeviceRates(flops_per_s=2.0, bytes_per_s=4.0, near_bytes_per_s=0.5, laun
 )
 def test_each_term_by_hand(layout, expected):
     compute, between, gradient, launches, reduces = expected
-    found = terms(SHAPE, layout, ROUND, True)
-    assert found == pytest.approx((compute / 2, between / 4, gradient / 4, 3 * launches, 3.0, reduces / 0.5))
-    assert terms(SHAPE, layout, ROUND, False)[5] == pytest.approx(reduces / 4), "between nodes at the other rate"
+    found = terms(SHAPE, layout, ROUND)
+    assert found == pytest.approx((compute / 2, between / 4, gradient / 4, 3 * launches, 3.0, reduces / 0.5, 0))
+    assert terms(SHAPE, layout, ROUND, 1)[5] == pytest.approx(reduces / 4), "between nodes at the other rate"
 
 
 @pytest.mark.parametrize(
@@ -143,23 +144,109 @@ def test_each_term_by_hand(layout, expected):
 )
 def test_each_term_of_uneven_stages_and_of_other_axes_by_hand(shape, layout, expected):
     compute, between, gradient, launches, reduces = expected
-    wanted = (compute / 2, between / 4, gradient / 4, 3 * launches, 3.0, reduces / 0.5)
-    assert terms(shape, layout, ROUND, True) == pytest.approx(wanted)
+    wanted = (compute / 2, between / 4, gradient / 4, 3 * launches, 3.0, reduces / 0.5, 0)
+    assert terms(shape, layout, ROUND) == pytest.approx(wanted)
+
+
+# The second of two layers has four experts of 8 x 12, a token goes to two; a shared one of 8 x 4 and the router.
+EXPERTS = ExpertShape(count=4, ffn=12, topk=2, layers=(False, True), shared_ffn=4)
+SPARSE = replace(SHAPE, experts=EXPERTS)
+BESIDE = 4 * 64 + 4 * 8 + 3 * 8 * 4
+ONE_EXPERT = 3 * 8 * 12
+SPARSE_FLOPS = 6 * 16 * (BESIDE + 2 * ONE_EXPERT + 256)
+# Sixteen tokens to two experts each and back, forward and backward, two bytes for each of eight channels.
+ALL_TO_ALL = 4 * 16 * 2 * 8 * 2
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        # Flops are those of the experts that a token goes to.
+        (ParallelLayout(), (4 * (LAYER_FLOPS + SPARSE_FLOPS + HEAD_FLOPS), 0, 0, 0)),
+        # The dense layer is the slower of two stages, and the only one without experts.
+        (
+            ParallelLayout(pp=2),
+            (3 * (LAYER_FLOPS + HEAD_FLOPS) + LAYER_FLOPS + SPARSE_FLOPS + HEAD_FLOPS, 0, 0, 0),
+        ),
+        # Without EP all gradients are summed over DP.
+        (
+            ParallelLayout(dp=2),
+            (2 * (LAYER_FLOPS + SPARSE_FLOPS + HEAD_FLOPS), 4 * (LAYER + BESIDE + 4 * ONE_EXPERT + 256), 0, 0),
+        ),
+        # EP2: each rank has two experts and sums no gradients of theirs; half of what it sends stays, in two passes.
+        (
+            ParallelLayout(dp=2, ep=2),
+            (2 * (LAYER_FLOPS + SPARSE_FLOPS + HEAD_FLOPS), 4 * (LAYER + BESIDE + 256), 0, 2 * ALL_TO_ALL / 2),
+        ),
+        # EP2 over four ranks: gradients of two experts over two of them.
+        (
+            ParallelLayout(dp=4, ep=2),
+            (
+                LAYER_FLOPS + SPARSE_FLOPS + HEAD_FLOPS,
+                4 * (LAYER + BESIDE + 256) * 2 * 3 / 4 + 4 * 2 * ONE_EXPERT,
+                0,
+                ALL_TO_ALL / 2,
+            ),
+        ),
+        # ETP2: half of each matrix, and what comes to one of two ranks goes to both; half of the tokens are a rank's.
+        (
+            ParallelLayout(tp=2),
+            (
+                4 * (LAYER_FLOPS + SPARSE_FLOPS + HEAD_FLOPS) / 2,
+                0,
+                8 / 2 * ACTIVATION_BYTES * 2 * 4,
+                4 * ALL_TO_ALL / 2,
+            ),
+        ),
+        # EP2 over two TP ranks: no matrix is cut.
+        (
+            ParallelLayout(tp=2, ep=2, etp=1),
+            (
+                4 * (LAYER_FLOPS + SPARSE_FLOPS + HEAD_FLOPS) / 2,
+                0,
+                8 / 2 * ACTIVATION_BYTES * 2 * 4,
+                4 * ALL_TO_ALL / 2 / 2,
+            ),
+        ),
+    ],
+    ids=str,
+)
+def test_the_terms_of_a_model_with_experts_by_hand(layout, expected):
+    compute, gradient, reduces, exchanged = expected
+    found = terms(SPARSE, layout, ROUND)
+    assert (found[0], found[2], found[5], found[6]) == pytest.approx(
+        (compute / 2, gradient / 4, reduces / 0.5, exchanged / 0.5)
+    )
+    unit = layout.expert_tp * layout.ep
+    assert terms(SPARSE, layout, ROUND, unit)[6] == found[6], "an EP x ETP group lies on one node"
+    if unit > 1:
+        assert terms(SPARSE, layout, ROUND, 1)[6] == pytest.approx(exchanged / 4)
+
+
+def test_only_attention_is_summed_over_tp_where_a_layer_has_experts_and_no_shared_ones():
+    bare = replace(SPARSE, experts=replace(EXPERTS, shared_ffn=0))
+    assert terms(bare, ParallelLayout(tp=2), ROUND)[5] == terms(SPARSE, ParallelLayout(tp=2), ROUND)[5] * 3 / 4
+
+
+def test_the_shape_of_a_job_has_its_experts():
+    model = JOB["model"] | {"num_experts": 4, "moe_layer_freq": 5, "moe_ffn_hidden_size": 96, "moe_router_topk": 1}
+    layers = tuple(layer in (0, 5, 10) for layer in range(12))
+    assert StepShape.of(JobFile.model_validate(JOB | {"model": model})).experts == ExpertShape(4, 96, 1, layers)
 
 
 def test_a_rank_has_at_least_one_micro_batch():
-    assert terms(SHAPE, ParallelLayout(dp=8), ROUND, True)[3] == 3 * 3
+    assert terms(SHAPE, ParallelLayout(dp=8), ROUND)[3] == 3 * 3
 
 
 def test_a_prediction_weighs_the_terms_one_by_one():
-    model = StepTimeModel(SHAPE, ROUND, (1.0, 10.0, 100.0, 1_000.0, 10_000.0, 100_000.0), 0.1)
+    model = StepTimeModel(SHAPE, ROUND, (1.0, 10.0, 100.0, 1_000.0, 10_000.0, 100_000.0, 1.0), 0.1)
     layout = ParallelLayout(tp=2, dp=2)
     # Two micro-batches, on half of each layer; half of a gradient of 2 x 1024 + 256 elements; two passes of two layers.
     compute, gradient, launches = 2 * (2 * LAYER_FLOPS + HEAD_FLOPS) / 2 / 2, 4 * (2 * LAYER + 256) / 2 / 4, 2 * 3 * 3
     reduces = 8 / 2 * ACTIVATION_BYTES * 2 * 2
     beside = compute + 100 * gradient + 1_000 * launches + 10_000 * 3
     assert model.predict(layout) == pytest.approx(beside + 100_000 * reduces / 0.5)
-    assert model.predict(layout, whole=False) == pytest.approx(beside + 100_000 * reduces / 4)
+    assert model.predict(layout, near=1) == pytest.approx(beside + 100_000 * reduces / 4)
 
 
 def test_a_job_without_a_feed_forward_size_has_four_times_the_hidden_one():
@@ -271,7 +358,7 @@ def test_the_weights_after_three_steps_and_their_error_by_hand(slower, times, we
         for (layout, seconds), by in zip(ALONE, (1.0, 1.0, times), strict=True)
     ]
     model = fitted(SHAPE, tuple(observed), ONE_TERM)
-    assert model.weights == pytest.approx([slower] * 5 + [slower * weight])
+    assert model.weights == pytest.approx([slower] * 5 + [slower * weight, slower])
     # A miss of 0.1 is added to those of the three.
     assert model.error == pytest.approx((0.1 + missed) / 4)
 
@@ -297,8 +384,8 @@ def test_only_the_newest_64_steps_count_and_none_that_took_no_time():
 
 def test_a_step_whose_groups_are_spread_is_learned_from_as_such():
     layout, rates = ParallelLayout(tp=2), replace(ONE_TERM, near_bytes_per_s=8.0)
-    spread = fitted(SHAPE, (ObservedStep(layout, ALONE[2][1], whole=False),), rates)
-    assert spread.predict(layout, whole=False) == pytest.approx(ALONE[2][1])
+    spread = fitted(SHAPE, (ObservedStep(layout, ALONE[2][1], near=1),), rates)
+    assert spread.predict(layout, near=1) == pytest.approx(ALONE[2][1])
     assert spread.predict(layout) == pytest.approx(ALONE[2][1] / 8)
 
 
@@ -306,11 +393,9 @@ def test_hidden_constants_are_found_again_from_noisy_steps_and_the_error_that_is
     """A machine whose terms weigh otherwise than the data sheet says: eight steps with 2 % noise tell the rest."""
     shape = StepShape(48, 1600, 4266, 50304, 1024, 1, 128)
     every = [ParallelLayout(tp=tp, pp=pp, dp=dp) for tp in (1, 2) for pp in (2, 4, 6, 8) for dp in (1, 2, 4)]
-    chance, true = random.Random(3), (3.0, 0.5, 2.0, 4.0, 1.0, 1.5)
+    chance, true = random.Random(3), (3.0, 0.5, 2.0, 4.0, 1.0, 1.5, 1.0)
     rates = rates_of("V100")
-    steps = {
-        layout: sum(a * t for a, t in zip(true, terms(shape, layout, rates, True), strict=True)) for layout in every
-    }
+    steps = {layout: sum(a * t for a, t in zip(true, terms(shape, layout, rates), strict=True)) for layout in every}
     off, claimed = [], []
     for _ in range(20):
         seen = chance.sample(every, 8)
@@ -349,7 +434,7 @@ def test_the_device_and_how_a_layout_lies_are_part_of_a_prediction():
     job, layout = JobFile.model_validate(JOB), ParallelLayout(tp=2)
     shape, rates = StepShape(12, 128, 512, 264, 128, 1, 24), rates_of("A100")
     assert rates != DeviceRates()
-    for whole in (True, False):
-        predicted = StepTimes.of(job, (), "NVIDIA A100").of_layout(layout, whole=whole)
-        assert predicted.seconds == pytest.approx(sum(terms(shape, layout, rates, whole)))
+    for near in (2, 1):
+        predicted = StepTimes.of(job, (), "NVIDIA A100").of_layout(layout, near=near)
+        assert predicted.seconds == pytest.approx(sum(terms(shape, layout, rates, near)))
         assert (predicted.error, predicted.measured) == (2.0, False)

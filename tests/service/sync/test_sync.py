@@ -71,7 +71,7 @@ def test_another_protocol_version_is_409_before_anything_else_is_looked_at(clien
     assert answer.status_code == 409
     body = answer.json()
     assert body["code"] == "protocol-version"
-    assert body["errors"] == [{"field": "protocol_version", "rule": "must be 4"}]
+    assert body["errors"] == [{"field": "protocol_version", "rule": "must be 5"}]
     assert "install the same liver release on both" in body["detail"]
 
 
