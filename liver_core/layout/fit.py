@@ -38,7 +38,7 @@ def check_fits(manifest: Manifest, layout: ParallelLayout) -> None:
 
 EXPERTS_RUN = (
     "A model with experts (MoE) runs in layouts of TP, PP, DP, EP and ETP where EP divides the experts of a layer, ETP "
-    "is at most TP and with EP1 as TP, and TP above 1 comes with sequence parallelism; `liver jobs export` refuses it."
+    "is at most TP and with EP1 as TP, and TP above 1 comes with sequence parallelism."
 )
 """What may have experts and what may not: said alike of a job file, by a trial, and in docs/port.md."""
 

@@ -38,7 +38,7 @@ def train_and_save(rank: int, port: int, setup: RankSetup, saving: Saving) -> di
     world, job = world_of(rank, port, saving.layout), make_job(setup)
     state = job.build(world)
     state.scheduler = _scheduler_in_samples(state.optimizer)
-    _initialise(state)
+    initialise(state)
     seed_streams(world, seed=7, step=0)
     cursor, losses, found = DataCursor(0, BATCH, 2), dict[int, float](), {}
     for step in range(1, 6):
@@ -79,7 +79,8 @@ def _scheduler_in_samples(optimizer: Any) -> Any:
     )  # fmt: skip
 
 
-def _initialise(state: Any) -> None:
+def initialise(state: Any) -> None:
+    """Weights that depend on names and shapes alone."""
     import torch
 
     from liver_core.state.megatron_optimizer import unwrapped
@@ -106,7 +107,7 @@ def _save(state: Any, world: Any, saving: Saving, step: int) -> None:
         "chained_optim_avoid_prefix": True,
     }
     metadata: Any = {**content, "dp_cp_group": world.collection.dp_cp}
-    saved: dict[str, Any] = {"args": _arguments(world.layout, state.config.bf16, step), "checkpoint_version": 3.0}
+    saved: dict[str, Any] = {"args": _arguments(world.layout, state.config, step), "checkpoint_version": 3.0}
     saved |= {"iteration": step, "model": unwrapped(state.model).sharded_state_dict(metadata=metadata)}
     saved["optimizer"] = state.optimizer.sharded_state_dict(saved, metadata=metadata)
     saved |= {"opt_param_scheduler": state.scheduler.state_dict(), "num_floating_point_operations_so_far": 0}
@@ -119,19 +120,22 @@ def _save(state: Any, world: Any, saving: Saving, step: int) -> None:
         (path.parent / "latest_checkpointed_iteration.txt").write_text(str(step))
 
 
-def _arguments(layout: Any, bf16: bool, step: int) -> Namespace:
+def _arguments(layout: Any, config: Any, step: int) -> Namespace:
     """Of the reference job. Also what LiveR does not look at, with types that only Megatron knows."""
     import torch
     from megatron.core.enums import ModelType
     from megatron.core.transformer.enums import AttnBackend
 
+    of_experts = {name: getattr(config, name) for name in vars(config) if name.startswith("moe_")}
     return Namespace(
-        num_layers=6, hidden_size=64, ffn_hidden_size=128, num_attention_heads=4, group_query_attention=False,
-        num_query_groups=1, kv_channels=16, padded_vocab_size=264, vocab_size=263, max_position_embeddings=32,
+        **of_experts, expert_model_parallel_size=layout.ep, num_experts=config.num_moe_experts,
+        num_layers=config.num_layers, hidden_size=config.hidden_size, ffn_hidden_size=config.ffn_hidden_size,
+        num_attention_heads=4, group_query_attention=False, num_query_groups=1, kv_channels=config.kv_channels,
+        padded_vocab_size=264, vocab_size=263, max_position_embeddings=32,
         seq_length=32, position_embedding_type="rope", rotary_base=10000, rotary_percent=1.0, rotary_interleaved=False,
         normalization="RMSNorm", norm_epsilon=1e-5, apply_layernorm_1p=False, swiglu=True, squared_relu=False,
-        quick_geglu=False, add_bias_linear=False, add_qkv_bias=False, qk_layernorm=False, num_experts=None,
-        untie_embeddings_and_output_weights=True, multi_latent_attention=False, bf16=bf16, fp16=False,
+        quick_geglu=False, add_bias_linear=False, add_qkv_bias=False, qk_layernorm=False,
+        untie_embeddings_and_output_weights=True, multi_latent_attention=False, bf16=config.bf16, fp16=False,
         tensor_model_parallel_size=layout.tp, pipeline_model_parallel_size=layout.pp, data_parallel_size=layout.dp,
         virtual_pipeline_model_parallel_size=None, use_distributed_optimizer=True, no_save_optim=None,
         no_save_rng=None, ckpt_format="torch_dist", global_batch_size=BATCH, micro_batch_size=2, seed=7,

@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 
 from tests.cluster.real_ranks import run_alone, run_ranks
+from tests.liver_core.rank.cutover.test_experts import moe
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 SHAPES = {
@@ -26,6 +27,53 @@ def test_the_norm_over_all_ranks_has_the_bits_of_megatrons(on_last: bool) -> Non
     for ours, megatrons in first.values():
         assert ours.hex() == megatrons.hex()
         assert ours > 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("mistake", [False, True], ids=["right", "without experts"])
+@pytest.mark.parametrize(
+    ("layout", "changes"),
+    [
+        ("DP2xEP2", {}),
+        ("TP2xEP2xETP1", {}),
+        ("TP2xDP2xEP2", {}),
+        ("PP2xDP2xEP2", {"moe_layer_freq": [0, 0, 1, 1]}),
+    ],
+)
+def test_over_dense_parameters_and_experts_it_is_that_of_megatrons_chain(
+    corpus: str, layout: str, changes: dict[str, Any], mistake: bool
+) -> None:
+    ranks = 4 if "TP2xDP2" in layout or "PP2" in layout else 2
+    norms = run_ranks(_norms_of_chain, ranks, layout, {**moe(corpus), **changes}, mistake)
+    assert len({ours for ours, _ in norms}) == 1
+    assert all((ours.hex() == megatrons.hex()) is not mistake for ours, megatrons in norms)
+
+
+def _norms_of_chain(rank: int, port: int, layout: str, arguments: dict[str, Any], mistake: bool) -> tuple[float, float]:
+    """Ours and Megatron's after the first pass; with the mistake, ours leaves the second optimizer out."""
+    from dataclasses import replace
+
+    from liver_core.state import optimizer_step
+    from liver_core.training.cursor import DataCursor
+    from liver_core.training.gpt import GptJob
+    from liver_core.worlds.megatron import retire, seed_streams
+    from tests.liver_core.state.megatron_folder import initialise, world_of
+
+    world = world_of(rank, port, layout)
+    job = GptJob(arguments, global_batch=4, micro_batch=1, seed=7)
+    state = job.build(world)
+    initialise(state)
+    seed_streams(world, seed=7, step=0)
+    job.step(state, world, DataCursor(0, 4, 1).batches(world.coordinates.dp, world.layout.dp))
+    chain = optimizer_step.optimizer_chain(state.optimizer)
+    held = replace(chain, parts=chain.parts[:1]) if mistake else chain
+    with mock.patch.object(optimizer_step, "optimizer_chain", lambda made: held):
+        ours = optimizer_step.measure_gradients(state)
+    for part in chain.parts:
+        part.prepare_grads()
+    theirs = float(state.optimizer.get_grad_norm())
+    retire(world)
+    return ours, theirs
 
 
 def test_loss_and_norm_are_read_at_once_and_the_loss_keeps_every_bit() -> None:

@@ -18,6 +18,7 @@ from tests.cluster.rank_cluster import Cluster, RankSetup
 from tests.cluster.real_ranks import run_alone, start_ranks
 from tests.cluster.real_ranks_model import small_gpt
 from tests.cluster.real_ranks_process import local_weights, make_job, megatron_state
+from tests.liver_core.rank.cutover.test_experts import BIAS, moe
 from tests.liver_core.rank.support.chain import World, gather, load_with_megatron
 from tests.liver_core.state.megatron_folder import world_of
 
@@ -120,6 +121,27 @@ def test_a_model_made_of_the_export_alone_has_the_losses_of_the_job_that_went_on
     assert sorted(losses) == [4, 5]
     # The sums of another layout differ in their last bits.
     assert losses == pytest.approx({step: trained[1][step] for step in losses}, abs=5e-6)
+
+
+def test_experts_are_exported_with_their_bias_and_two_optimizers(corpus: str, tmp_path: Path):
+    setup = RankSetup(moe(corpus, **BIAS), global_batch=BATCH, last_step=EVERY)
+    with Cluster(replace(setup, checkpoints=(str(tmp_path / "written"), EVERY, 3))) as cluster:
+        cluster.launch("DP2xEP2", "ab")
+        cluster.finish()
+    folder = tmp_path / "megatron"
+    said = json.loads(_export(tmp_path / "written", folder, "--json").stdout)
+    assert said["remarks"] == [
+        "experts: written with EP; Megatron loads it with --expert-model-parallel-size above 1 only"
+    ]
+    given = {"--num-experts 4", "--moe-router-topk 2", "--moe-layer-freq 1", "--moe-router-score-function sigmoid"}
+    assert given | {"--moe-router-enable-expert-bias"} <= set(said["flags"])
+    running = start_ranks(_load_as_megatron, [(rank, setup, str(folder), "DP2xEP2") for rank in range(2)])
+    (oracle,) = load_with_megatron(setup, [(str(tmp_path / "written" / "step-000000003"), "DP2xEP2")])
+    for rank, ours in enumerate(running.join()):
+        assert len(ours["bias"]) == 4 and all(any(values) for values in ours["bias"].values())
+        for name, tensors in oracle[rank]["megatron"].items():
+            for kind, tensor in tensors.items():
+                assert tensor.tobytes() == ours["megatron"][name][kind].tobytes(), f"rank {rank}: {kind} of {name}"
 
 
 def test_without_a_step_the_newest_checkpoint_is_taken_and_the_source_stays(written: Path, tmp_path: Path):
@@ -273,6 +295,7 @@ def _load_as_megatron(rank: int, port: int, setup: RankSetup, folder: str, layou
     found = {
         "megatron": megatron_state(state),
         "weights": local_weights(state),
+        "bias": {name: buffer.tolist() for name, buffer in state.model.module.named_buffers() if "bias" in name},
         "schedule": state.scheduler.state_dict(),
         "rates": {group["lr"] for group in state.optimizer.param_groups},
     }
@@ -326,8 +349,11 @@ def _load(state: Any, world: Any, folder: str) -> dict[str, Any]:
     wanted["optimizer"] = state.optimizer.sharded_state_dict(wanted, is_loading=True, metadata=metadata)
     loaded: Any = dist_checkpointing.load(wanted, iteration, strict=StrictHandling.RAISE_ALL)
     unwrapped(state.model).load_state_dict(loaded["model"])
-    (part,) = optimizer_chain(state.optimizer).parts
-    load_optimizer(part, loaded["optimizer"])
+    chain = optimizer_chain(state.optimizer)
+    for part in chain.parts:
+        load_optimizer(
+            part, loaded["optimizer"] if len(chain.parts) == 1 else loaded["optimizer"][chain.number_of(part)]
+        )
     # Megatron's own training counts in samples, as the checkpoint does; a job may count its own schedule in steps.
     state.scheduler.use_checkpoint_opt_param_scheduler = True
     state.scheduler.load_state_dict(loaded["opt_param_scheduler"])

@@ -13,6 +13,7 @@ from liver_core.layout import Member
 from tests.cluster.rank_cluster import Cluster, RankSetup
 from tests.cluster.real_ranks import run_alone, run_ranks
 from tests.cluster.real_ranks_model import small_gpt
+from tests.liver_core.rank.cutover.test_experts import BIAS, moe
 from tests.liver_core.rank.support.chain import Chain, World, gather
 from tests.liver_core.state.megatron_folder import BATCH, Saving, train_and_save
 from tests.liver_core.trial.test_trial import trial
@@ -76,6 +77,32 @@ def test_a_job_that_started_so_is_handed_over_live(corpus: str, written: Written
         cluster.stop()
         chain = gather(cluster, (World("TP2", "ab"), World("PP2", "cd")))
     assert chain.losses()[5] == pytest.approx(ranks[0]["losses"][5], abs=5e-6)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "layout", "exactly"),
+    [
+        ("fully_reshardable", "DP2xEP2", True),
+        ("fully_reshardable", "PP2xDP2", False),
+        ("dp_reshardable", "DP2xEP2", True),
+    ],
+)
+def test_a_job_with_experts_goes_on_with_and_without_ep(
+    corpus: str, tmp_path: Path, sharding: str, layout: str, exactly: bool
+):
+    setup = RankSetup(moe(corpus, **BIAS), global_batch=BATCH, last_step=5, record=True)
+    ranks = run_ranks(train_and_save, 2, setup, Saving("DP2xEP2", str(tmp_path), sharding))
+    losses = _go_on(setup, str(tmp_path / ITERATION), layout).losses()
+    # Each rank of the two knows the loss of its own samples.
+    expected = {step: sum(rank["losses"][step] for rank in ranks) / 2 for step in (4, 5)}
+    assert losses == pytest.approx(expected, abs=1e-7 if exactly else 5e-6)
+
+
+def test_state_of_experts_that_only_fits_its_own_ep_is_refused_elsewhere(corpus: str, tmp_path: Path):
+    setup = RankSetup(moe(corpus, **BIAS), global_batch=BATCH, last_step=5)
+    run_ranks(train_and_save, 2, setup, Saving("DP2xEP2", str(tmp_path), "dp_reshardable"))
+    with pytest.raises(AssertionError, match="it loads only in TP1xPP1xEP2"):
+        _go_on(setup, str(tmp_path / ITERATION), "DP2")
 
 
 def test_state_that_only_fits_its_own_layout_is_refused_elsewhere_before_training(setup: RankSetup, written: Written):

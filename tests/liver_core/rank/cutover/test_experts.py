@@ -151,22 +151,60 @@ def test_no_byte_moves_twice(chain: Chain):
             assert said.get("bytes_moved", 0.0) == said["bytes_planned"] == said["bytes_lower_bound"]
 
 
-def test_the_steps_after_each_handoff_are_those_of_a_restart_in_the_layout_of_the_target(
+def test_each_world_trains_as_one_that_was_started_from_a_checkpoint_where_the_other_took_over(
+    chain: Chain, setup: RankSetup, case: Case, tmp_path: Path
+):
+    assert_as_restarts(chain, setup, case.worlds, tmp_path)
+
+
+def test_the_checkpoint_that_the_next_world_writes_of_the_step_handed_over_is_of_that_step(
     chain: Chain, setup: RankSetup, case: Case
 ):
-    assert setup.checkpoints is not None
-    for generation in handoffs(case):
-        world, step = case.worlds[generation - 1], chain.handed_step(generation)
-        fresh: Any = replace(setup, checkpoints=None, checkpoint_at_boundary="", last_step=step + STEPS_AFTER + 1)
-        with Cluster(fresh) as cluster:
-            cluster.launch(world.layout, world.nodes, checkpoint=f"{setup.checkpoints[0]}/step-{step:09d}")
-            cluster.finish()
-            alone = gather(cluster, (world,))
+    assert_its_checkpoint_is_whole(chain, setup, case.worlds, len(case.worlds))
+
+
+def assert_as_restarts(chain: Chain, setup: RankSetup, worlds: tuple[World, ...], folder: Path) -> None:
+    """The job once more by stop and start: each world from what the one before wrote of the step that was handed over.
+    Every step has the same bits on each rank (masters, moments, both versions of the bias) and the same loss."""
+    start, path = 0, ""
+    for number, world in enumerate(worlds, start=1):
+        last = number == len(worlds)
+        stop = start + STEPS_AFTER if last else chain.handed_step(number + 1)
+        written = (str(folder / f"restart-{number}"), 1, 1_000)
+        alone = train_alone(setup, world, path, stop + 1, written)
         for node in world.nodes:
-            for number in range(step, step + STEPS_AFTER + 1):
-                assert chain.traces[node][number][1] == alone.traces[node][number][1], (generation, node, number)
+            for step in range(max(start, 1), stop + last):
+                assert chain.traces[node][step][1] == alone.traces[node][step][1], (number, node, step)
         losses = alone.losses()
-        assert {number: loss for number, loss in chain.losses().items() if number in losses} == losses
+        assert {step: loss for step, loss in chain.losses().items() if start < step <= stop} == {
+            step: loss for step, loss in losses.items() if step <= stop
+        }
+        start, path = stop, f"{written[0]}/step-{stop:09d}"
+
+
+def assert_its_checkpoint_is_whole(chain: Chain, setup: RankSetup, worlds: tuple[World, ...], generation: int) -> None:
+    """From the checkpoint of the step that was handed over, which the next world wrote when the step after it had
+    gradients: each later step has the same bits."""
+    assert setup.checkpoints is not None
+    world, step = worlds[generation - 1], chain.handed_step(generation)
+    path = f"{setup.checkpoints[0]}/step-{step:09d}"
+    alone = train_alone(setup, world, path, step + STEPS_AFTER + 1, None)
+    for node in world.nodes:
+        for number in range(step, step + STEPS_AFTER + 1):
+            assert chain.traces[node][number][1] == alone.traces[node][number][1], (generation, node, number)
+
+
+def train_alone(
+    setup: RankSetup, world: World, checkpoint: str, last_step: int, written: tuple[str, int, int] | None
+) -> Chain:
+    """One world, from a checkpoint or from the start, up to a step; with the checkpoints that are to be written."""
+    alone: Any = replace(
+        setup, checkpoints=written, checkpoint_at_boundary="", last_step=last_step, record=False, pace_s=0.0
+    )
+    with Cluster(alone) as cluster:
+        cluster.launch(world.layout, world.nodes, checkpoint=checkpoint)
+        cluster.finish()
+        return gather(cluster, (world,))
 
 
 def test_losses_are_those_of_one_rank_but_for_rounding(chain: Chain, setup: RankSetup, case: Case):

@@ -8,7 +8,6 @@ compared with a job left alone where the old world stays, and with a restart in 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ import pytest
 
 from liver_core.handoff.messages import Rung
 from liver_core.layout import Member
-from tests.cluster.rank_cluster import Cluster, RankSetup
+from tests.cluster.rank_cluster import RankSetup
 from tests.cluster.real_ranks_process import Fault
-from tests.liver_core.rank.cutover.test_experts import BIAS, LOSSES, moe
-from tests.liver_core.rank.support.chain import World, gather
+from tests.liver_core.rank.cutover.test_experts import BIAS, LOSSES, moe, train_alone
+from tests.liver_core.rank.support.chain import World
 from tests.liver_core.rank.support.drops import hold_at, permit_held
 from tests.liver_core.rank.support.trio import (
     LEAVER,
@@ -56,40 +55,36 @@ class ExpertTrio(Trio):
         return before
 
 
-def setup_of(corpus: str, folder: Path, **changes: Any) -> RankSetup:
+def setup_of(corpus: str, **changes: Any) -> RankSetup:
     arguments = moe(corpus, **BIAS, **LOSSES) | {"num_layers": 2}
     return trio_setup(
         corpus,
         job_arguments=arguments,
-        checkpoints=(str(folder), 1, 1_000),
         **{"pace_s": 0.2, "micro_batch": 1} | changes,
     )
 
 
 @pytest.fixture
-def job(corpus: str, tmp_path: Path) -> Iterator[ExpertTrio]:
-    with ExpertTrio(setup_of(corpus, tmp_path), SOURCE, TARGET) as trio:
+def job(corpus: str) -> Iterator[ExpertTrio]:
+    with ExpertTrio(setup_of(corpus), SOURCE, TARGET) as trio:
         trio.begin()
         yield trio
 
 
-def assert_goes_on_as_a_restart(job: ExpertTrio, newcomer: Member, step: int) -> None:
-    """From the checkpoint of `step` in the layout of the target: every later step has the same bits on each rank."""
+def assert_goes_on_as_a_restart(job: ExpertTrio, newcomer: Member, step: int, folder: Path) -> None:
+    """The old world alone up to `step`, then a restart of what it wrote in the layout of the target: every later step
+    has the same bits on each rank."""
     traces = {member: result["trace"] for member, result in job.stop().items()}
-    assert job.setup.checkpoints is not None
-    fresh: Any = replace(job.setup, checkpoints=None, last_step=step + STEPS_AFTER + 1)
-    world = World(TARGET, "bc")
-    with Cluster(fresh) as cluster:
-        cluster.launch(world.layout, world.nodes, checkpoint=f"{job.setup.checkpoints[0]}/step-{step:09d}")
-        cluster.finish()
-        alone = gather(cluster, (world,))
+    written = (str(folder / "alone"), 1, 1_000)
+    train_alone(job.setup, World(SOURCE, "ab"), "", step + 1, written)
+    alone = train_alone(job.setup, World(TARGET, "bc"), f"{written[0]}/step-{step:09d}", step + STEPS_AFTER + 1, None)
     for member, node in ((SURVIVOR, "b"), (newcomer, "c")):
         for number in range(step, step + STEPS_AFTER + 1):
             assert traces[member][number][1] == alone.traces[node][number][1], (member, number)
 
 
 def test_a_source_that_dies_between_boundary_and_vote_costs_one_batch_that_is_done_with_the_bias_before_it(
-    job: ExpertTrio,
+    job: ExpertTrio, tmp_path: Path
 ):
     job.arm(LEAVER, "norm", "hold")
     job.arm(SURVIVOR, "state read", "tell")
@@ -99,14 +94,13 @@ def test_a_source_that_dies_between_boundary_and_vote_costs_one_batch_that_is_do
     for member in (SURVIVOR, newcomer):
         job.await_passage(member, "state read")
     stands = job.steps(SURVIVOR)[-1][1]
-    job.wait_for(lambda: _is_written(job, stands), 30, "the checkpoint of the step before")
     job.kill(LEAVER)
     assert job.switches(request, newcomer) == stands
-    assert_goes_on_as_a_restart(job, newcomer, stands)
+    assert_goes_on_as_a_restart(job, newcomer, stands, tmp_path)
 
 
 def test_a_dropped_step_is_done_again_with_the_bias_before_it(corpus: str, tmp_path: Path):
-    setup = setup_of(corpus, tmp_path, global_batch=8, drop_every=1, stream={"tile_elements": 4096})
+    setup = setup_of(corpus, global_batch=8, drop_every=1, stream={"tile_elements": 4096})
     with ExpertTrio(setup, SOURCE, TARGET) as job:
         job.rung = Rung.DROP_STEP
         job.begin()
@@ -114,22 +108,22 @@ def test_a_dropped_step_is_done_again_with_the_bias_before_it(corpus: str, tmp_p
         hold_at(job, LEAVER, 2)
         permit_held(job, request)
         stands = job.switches(request, newcomer)
-        assert_goes_on_as_a_restart(job, newcomer, stands)
+        assert_goes_on_as_a_restart(job, newcomer, stands, tmp_path)
 
 
-def test_a_rescue_goes_on_with_the_bias_before_the_step_that_was_under_way(job: ExpertTrio):
+def test_a_rescue_goes_on_with_the_bias_before_the_step_that_was_under_way(job: ExpertTrio, tmp_path: Path):
     job.rung = Rung.RESCUE
     request, newcomer = job.ready()
     job.permit(request)
     stands = job.switches(request, newcomer)
-    assert_goes_on_as_a_restart(job, newcomer, stands)
+    assert_goes_on_as_a_restart(job, newcomer, stands, tmp_path)
 
 
 @pytest.mark.parametrize("rung", [Rung.LIVE, Rung.STOP_AND_COPY, Rung.DROP_STEP, Rung.RESCUE])
 def test_after_no_go_the_old_world_goes_on_as_if_nothing_had_happened(corpus: str, tmp_path: Path, rung: Rung):
     """Refused after a complete boundary, and after a drop: its step is applied, or done again from its start."""
     drops = {"global_batch": 8, "drop_every": 1, "stream": {"tile_elements": 4096}} if rung is Rung.DROP_STEP else {}
-    with ExpertTrio(setup_of(corpus, tmp_path, **drops), SOURCE, TARGET) as job:
+    with ExpertTrio(setup_of(corpus, **drops), SOURCE, TARGET) as job:
         job.rung = rung
         job.begin()
         if rung is Rung.RESCUE:
@@ -159,8 +153,3 @@ def test_a_bias_that_arrives_damaged_is_refused_by_name(job: ExpertTrio):
         assert ("router.expert_bias" if rung is Rung.STOP_AND_COPY else "or step counts") in said, said
         job.trains_on()
     assert_trained_as_if_nothing_had_happened(job)
-
-
-def _is_written(job: ExpertTrio, step: int) -> bool:
-    assert job.setup.checkpoints is not None
-    return (Path(job.setup.checkpoints[0]) / f"step-{step:09d}").is_dir()
