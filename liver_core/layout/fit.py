@@ -15,7 +15,7 @@ def check_fits(manifest: Manifest, layout: ParallelLayout) -> None:
     if layout.pp > 1 and manifest.num_layers == 0:
         raise LayoutError("pp", f"{layout.pp} stages need layers, the manifest has none")
     check_experts(layout, manifest.num_experts)
-    for spec in manifest.parameters:
+    for spec in manifest.forms:
         if spec.tp_dim is None:
             continue
         axis, parts, size = (
