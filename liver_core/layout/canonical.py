@@ -21,6 +21,8 @@ def digest_of(value: Any) -> str:
 
 
 def _refuse_floats(value: Any) -> None:
+    if value is None or isinstance(value, str | int):
+        return
     if isinstance(value, float):
         raise TypeError(f"canonical JSON holds no floats, got {value!r}")
     if isinstance(value, Mapping):

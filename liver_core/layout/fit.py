@@ -22,9 +22,8 @@ def check_fits(manifest: Manifest, layout: ParallelLayout) -> None:
     if layout.pp > 1 and manifest.num_layers == 0:
         raise LayoutError("pp", f"{layout.pp} stages need layers, the manifest has none")
     check_experts(layout, manifest.num_experts)
-    for spec in manifest.parameters:
-        # A manifest's experts are all cut and shaped as the first.
-        if spec.tp_dim is None or spec.expert > 0:
+    for spec in manifest.forms:
+        if spec.tp_dim is None:
             continue
         axis, size = "etp" if spec.is_expert else "tp", spec.shape[spec.tp_dim]
         parts = layout.cut(expert=spec.is_expert)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
-RANKS_MAX = 16_384
+RANKS_MAX = 131_072
 NODES_MAX = 10_000
 SLOTS_MAX = 1_024
 REASON_CHARS_MAX = 2_000

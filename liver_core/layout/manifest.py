@@ -37,6 +37,7 @@ class Place(StrEnum):
 
 
 _PLACE_ORDER = {place.value: index for index, place in enumerate(Place)}
+_DTYPES, _PLACES = ", ".join(DTYPE_BYTES), ", ".join(_PLACE_ORDER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,32 +77,33 @@ class ParameterSpec:
     slot: Count = 0
 
     def __post_init__(self) -> None:
-        def need(holds: bool, what: str, rule: str) -> None:
+        def need(holds: bool, what: str, rule: str, *values: object) -> None:
+            # The text is made only where it is needed: a large manifest has tens of thousands of parameters.
             if not holds:
-                raise LayoutError(f"parameter {self.name or '(unnamed)'}: {what}", rule)
+                raise LayoutError(f"parameter {self.name or '(unnamed)'}: {what}", rule.format(self, *values))
 
         need(bool(self.name), "name", "must not be empty")
-        need(1 <= len(self.shape) <= DIMS_MAX, "shape", f"must have 1 to {DIMS_MAX} dims, is {self.shape}")
-        need(all(size >= 1 for size in self.shape), "shape", f"every dim must be at least 1, is {self.shape}")
-        need(self.dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}, is {self.dtype!r}")
-        need(self.blocks >= 1, "blocks", f"must be at least 1, is {self.blocks}")
-        need(self.unit >= 1, "unit", f"must be at least 1, is {self.unit}")
-        need(self.place in _PLACE_ORDER, "place", f"must be one of {', '.join(_PLACE_ORDER)}, is {self.place!r}")
-        in_layer = self.place == Place.LAYER
-        need(self.layer >= 0 if in_layer else self.layer == -1, "layer", f"{self.layer} does not go with {self.place}")
-        need(self.order >= 0, "order", f"must not be negative, is {self.order}")
-        need(not self.tied_to or self.place == Place.LAST, "tied_to", f"needs place last, is {self.place}")
-        need(self.expert >= -1, "expert", f"must be -1 or the number of an expert, is {self.expert}")
-        need(not self.is_expert or in_layer, "expert", f"{self.expert} must be in a layer, is {self.place}")
-        need(self.is_expert or not self.slot, "slot", f"must be 0 without an expert, is {self.slot}")
+        need(1 <= len(self.shape) <= DIMS_MAX, "shape", "must have 1 to {1} dims, is {0.shape}", DIMS_MAX)
+        need(min(self.shape) >= 1, "shape", "every dim must be at least 1, is {0.shape}")
+        need(self.dtype in DTYPE_BYTES, "dtype", "must be one of {1}, is {0.dtype!r}", _DTYPES)
+        need(self.blocks >= 1, "blocks", "must be at least 1, is {0.blocks}")
+        need(self.unit >= 1, "unit", "must be at least 1, is {0.unit}")
+        need(self.place in _PLACE_ORDER, "place", "must be one of {1}, is {0.place!r}", _PLACES)
+        in_layer, is_expert = self.place == Place.LAYER, self.expert >= 0
+        need(self.layer >= 0 if in_layer else self.layer == -1, "layer", "{0.layer} does not go with {0.place}")
+        need(self.order >= 0, "order", "must not be negative, is {0.order}")
+        need(not self.tied_to or self.place == Place.LAST, "tied_to", "needs place last, is {0.place}")
+        need(self.expert >= -1, "expert", "must be -1 or the number of an expert, is {0.expert}")
+        need(not is_expert or in_layer, "expert", "{0.expert} must be in a layer, is {0.place}")
+        need(is_expert or not self.slot, "slot", "must be 0 without an expert, is {0.slot}")
         if self.tp_dim is None:
-            need(self.blocks == 1, "blocks", f"must be 1 where tp_dim is null, is {self.blocks}")
+            need(self.blocks == 1, "blocks", "must be 1 where tp_dim is null, is {0.blocks}")
             return
-        need(0 <= self.tp_dim < len(self.shape), "tp_dim", f"{self.tp_dim} is not a dim of {self.shape}")
+        need(0 <= self.tp_dim < len(self.shape), "tp_dim", "{0.tp_dim} is not a dim of {0.shape}")
         # Blocks of an inner dim would fall into one box for every outer index; Megatron's gated units are on dim 0.
-        need(self.blocks == 1 or self.tp_dim == 0, "blocks", f"{self.blocks} blocks need tp_dim 0, is {self.tp_dim}")
+        need(self.blocks == 1 or self.tp_dim == 0, "blocks", "{0.blocks} blocks need tp_dim 0, is {0.tp_dim}")
         split = self.shape[self.tp_dim]
-        need(split % self.blocks == 0, "blocks", f"{self.blocks} blocks do not divide dim {self.tp_dim} of {split}")
+        need(split % self.blocks == 0, "blocks", "{0.blocks} blocks do not divide dim {0.tp_dim} of {1}", split)
 
     @property
     def numel(self) -> int:
@@ -234,6 +236,8 @@ class Manifest:
     whole: Annotated[tuple[WholeSpec, ...], Bound(max_length=PARAMETERS_MAX)] = ()
     num_experts: int = field(init=False, repr=False, compare=False)
     """Of each layer that has experts; 0 where none has."""
+    forms: tuple[ParameterSpec, ...] = field(init=False, repr=False, compare=False)
+    """The first parameter of each shape, split and dtype: a rule about these that holds for them holds for all."""
     _by_name: Mapping[str, ParameterSpec] = field(init=False, repr=False, compare=False)
     _by_stand: Mapping[tuple[int, ...], ParameterSpec] = field(init=False, repr=False, compare=False)
     _by_layer: Mapping[int, tuple[ParameterSpec, ...]] = field(init=False, repr=False, compare=False)
@@ -241,19 +245,28 @@ class Manifest:
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        ordered = tuple(sorted(self.parameters, key=lambda spec: spec.registered))
+        by_stand = {spec.registered: spec for spec in self.parameters}
+        if len(by_stand) < len(self.parameters):
+            _refuse_repeats("order", Counter((spec.place, *spec.registered[1:]) for spec in self.parameters))
+        by_stand = dict(sorted(by_stand.items()))
+        ordered = tuple(by_stand.values())
         by_layer: dict[int, list[ParameterSpec]] = {}
+        forms: dict[tuple[object, ...], ParameterSpec] = {}
         for spec in ordered:
             by_layer.setdefault(spec.layer, []).append(spec)
+            forms.setdefault((spec.is_expert, _form(spec)), spec)
+        whole = tuple(sorted(self.whole, key=lambda spec: (spec.layer, spec.name)))
+        by_name = {spec.name: spec for spec in ordered}
         object.__setattr__(self, "parameters", ordered)
         object.__setattr__(self, "num_experts", 1 + max((spec.expert for spec in ordered), default=-1))
-        object.__setattr__(self, "_by_name", {spec.name: spec for spec in ordered})
-        object.__setattr__(self, "_by_stand", {spec.registered: spec for spec in ordered})
+        object.__setattr__(self, "forms", tuple(forms.values()))
+        object.__setattr__(self, "_by_name", by_name)
+        object.__setattr__(self, "_by_stand", by_stand)
         object.__setattr__(self, "_by_layer", {layer: tuple(specs) for layer, specs in by_layer.items()})
         object.__setattr__(self, "_copied", frozenset(spec.tied_to for spec in ordered if spec.tied_to))
-        whole = tuple(sorted(self.whole, key=lambda spec: (spec.layer, spec.name)))
         object.__setattr__(self, "whole", whole)
-        object.__setattr__(self, "_hash", hash((ordered, self.num_layers, self.kinds, self.bucket_rule, whole)))
+        # Of the names alone: two manifests of a process seldom have the same ones and differ.
+        object.__setattr__(self, "_hash", hash((tuple(by_name), self.num_layers, self.kinds, self.bucket_rule)))
         _check_manifest(self)
 
     def __hash__(self) -> int:
@@ -312,15 +325,15 @@ def _check_manifest(manifest: Manifest) -> None:
     if not manifest.kinds:
         raise LayoutError("kinds", "must name at least one kind of state")
     _refuse_repeats("kinds", Counter(kind.name for kind in manifest.kinds))
-    _refuse_repeats("parameters", Counter(spec.name for spec in specs))
-    _refuse_repeats("order", Counter((spec.place, *spec.registered[1:]) for spec in specs))
+    if len(manifest._by_name) < len(specs):
+        _refuse_repeats("parameters", Counter(spec.name for spec in specs))
     if manifest.num_layers < 0:
         raise LayoutError("num_layers", f"must not be negative, is {manifest.num_layers}")
     _refuse_repeats("whole", Counter(spec.name for spec in manifest.whole))
-    for spec in (*specs, *manifest.whole):
+    for spec in (*(of_layer[0] for of_layer in manifest._by_layer.values()), *manifest.whole):
         if spec.layer >= manifest.num_layers:
             raise LayoutError(f"parameter {spec.name}: layer", f"{spec.layer} of only {manifest.num_layers} layers")
-    for spec in specs:
+    for spec in manifest.at(Place.LAST):
         if spec.tied_to:
             _check_tie(spec, manifest.parameter(spec.tied_to))
     _check_experts(manifest)
@@ -335,18 +348,21 @@ def _refuse_repeats(field_name: str, counts: Counter) -> None:
 def _check_experts(manifest: Manifest) -> None:
     """All experts of the model's layers are as many, and alike: a rank's share of them has one size wherever it is."""
     numbers: dict[tuple[int, ...], list[ParameterSpec]] = {}
-    dense = {spec.registered[:3] for spec in manifest.parameters if not spec.is_expert}
-    for spec in manifest.parameters:
-        if spec.is_expert:
-            numbers.setdefault((spec.layer, spec.slot, spec.order), []).append(spec)
+    dense: set[tuple[int, ...]] = set()
+    for (place, layer, position, expert, order), spec in manifest._by_stand.items():
+        if expert >= 0:
+            numbers.setdefault((layer, position, order), []).append(spec)
+        else:
+            dense.add((place, layer, position))
     for (layer, slot, _), alike in numbers.items():
         first, at = alike[0], f"parameter {alike[0].name}: expert"
         if [spec.expert for spec in alike] != list(range(manifest.num_experts)):
             raise LayoutError(at, f"layer {layer} must have experts 0 to {manifest.num_experts - 1}, each once")
         if first.registered[:3] in dense:
             raise LayoutError(f"parameter {first.name}: slot", f"{slot} is that of another parameter of layer {layer}")
+        form = _form(first)
         for spec in alike:
-            if _form(spec) != _form(first):
+            if _form(spec) != form:
                 raise LayoutError(f"parameter {spec.name}: expert", f"must be cut and shaped as {first.name}")
 
 

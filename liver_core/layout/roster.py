@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 from typing import Annotated, Any, overload
 
 from liver_core.layout.canonical import digest_of
@@ -92,7 +92,8 @@ class Seats(Sequence[Member]):
     def twice(self) -> Member | None:
         """A member that is here more than once."""
         for node_id, numbers in self._of_node.items():
-            slots = [slot for number in numbers for slot in self._runs[number].slots]
+            there = [self._runs[number].slots for number in numbers]
+            slots = there[0] if len(there) == 1 else tuple(chain.from_iterable(there))
             if len(set(slots)) < len(slots):
                 return Member(node_id, next(slot for slot in slots if slots.count(slot) > 1))
         return None

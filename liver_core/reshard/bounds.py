@@ -18,7 +18,8 @@ def missing_bytes(
     """Bytes of these kinds of a target rank's parameters that its own process does not hold in the source world, nor
     has `kept` of what others held there."""
     wanted = resident_boxes(manifest, target.layout, target_rank)
-    sizes = {spec.name: manifest.element_bytes(spec, kinds) for spec in manifest.parameters}
+    names = {resident.parameter for resident in wanted}
+    sizes = {name: manifest.element_bytes(manifest.parameter(name), kinds) for name in names}
     total = sum(resident.box.numel * sizes[resident.parameter] for resident in wanted)
     own_rank = source.rank_of(target.members[target_rank])
     if own_rank is None:

@@ -119,7 +119,7 @@ def _check_inputs(manifest: Manifest, source: Roster, target: Roster, target_ran
 
 def _check_limits(manifest: Manifest, plan: RankPlan, limits: PlanLimits) -> None:
     runs = sum(len(transfer.runs) for transfer in plan.transfers)
-    nbytes = plan.elements * max(manifest.element_bytes(spec) for spec in manifest.parameters)
+    nbytes = plan.elements * max(manifest.element_bytes(spec) for spec in manifest.forms)
     for what, value, most in (
         ("runs", runs, limits.runs_max),
         ("bytes", nbytes, limits.bytes_max),

@@ -3,7 +3,8 @@
     python -m tests.benchmarks.plan --report build/reports/plan.json
 
 No process of a job runs: each plan is made by the product's own planner from the message that a rank gets. Up to 1,024
-ranks all plans are looked at, above that those of the ranks of one pipeline stage and of one replica.
+ranks all plans are looked at, above that those of the ranks of one pipeline stage and of one replica, and above 32,768
+a few that say nothing of the load.
 """
 
 import argparse
@@ -14,9 +15,11 @@ import resource
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -26,7 +29,7 @@ from uuid import UUID
 from agent.protocol.rank import Prepare
 from liver_core.handoff import HandoffId, Phase, Rung, StoreAddress
 from liver_core.handoff.messages import CutoverDeadlines, Order
-from liver_core.layout import BucketRule, Manifest, Member, ParallelLayout, Roster, shard_ranges, to_json
+from liver_core.layout import Manifest, Member, ParallelLayout, Roster, shard_ranges, to_json
 from liver_core.layout.codec import decode
 from liver_core.memory.memory_budget import TILE_ELEMENTS_MOST
 from liver_core.memory.transformer_shape import TransformerShape, manifest_of
@@ -37,14 +40,18 @@ from liver_core.reshard.seating import seat
 from liver_core.streaming.tiles import cut_tiles
 from tests.benchmarks.circumstances import hardware
 from tests.benchmarks.wire_model import Reader, least_seconds, seconds
+from tests.liver_core.layout.expert_models import BUCKETS, deepseek_671b, qwen_235b
 
 SLOTS, CARD_BYTES_PER_S = 8, 50e9
-WHOLE_UP_TO, DRAWN, SEED = 1_024, 64, 46
-BUCKETS = BucketRule(elements_max=40_000_000, elements_max_per_dp=1_000_000)
-"""Megatron's own default."""
-MODELS = {
-    "70b": TransformerShape(80, 8_192, 64, 8, 28_672, 128_256, 8_192, gradients_fp32=False, buckets=BUCKETS),
-    "405b": TransformerShape(126, 16_384, 128, 8, 53_248, 128_256, 8_192, gradients_fp32=False, buckets=BUCKETS),
+WHOLE_UP_TO, STAGE_UP_TO, DRAWN, SEED = 1_024, 32_768, 32, 46
+_70B = TransformerShape(80, 8_192, 64, 8, 28_672, 128_256, 8_192, gradients_fp32=False, buckets=BUCKETS)
+_405B = TransformerShape(126, 16_384, 128, 8, 53_248, 128_256, 8_192, gradients_fp32=False, buckets=BUCKETS)
+MODELS: dict[str, Callable[[], Manifest]] = {
+    "70b": partial(manifest_of, _70B),
+    "405b": partial(manifest_of, _405B),
+    "235b": partial(qwen_235b, 94),
+    "235b, 96 layers": partial(qwen_235b, 96),
+    "671b, 64 layers": partial(deepseek_671b, 64),
 }
 
 
@@ -65,6 +72,16 @@ CASES = (
     Case("405b", "TP8xPP14xDP36", "TP8xPP14xDP35"),
     Case("405b", "TP8xPP14xDP146", "TP8xPP14xDP145"),
     Case("405b", "TP8xPP14xDP146", "TP8xPP7xDP290"),
+    Case("235b", "TP8xDP32xEP32xETP1", "TP8xDP28xEP32xETP1"),
+    Case("235b", "TP4xPP2xDP32xEP32xETP1", "TP4xPP2xDP31xEP4xETP1"),
+    Case("235b, 96 layers", "TP1xPP8xDP16xCP2xEP8xVPP4", "TP1xPP8xDP12xCP2xEP8xVPP4"),
+    Case("235b, 96 layers", "TP2xPP8xDP64xEP16xETP1", "TP2xPP8xDP56xEP16xETP1"),
+    Case("235b, 96 layers", "TP2xPP8xDP64xEP16xETP1", "TP4xPP4xDP64xEP32xETP1"),
+    Case("671b, 64 layers", "TP2xPP8xDP64xEP32xVPP4xETP1", "TP1xPP4xDP192xEP64xVPP4"),
+    Case("671b, 64 layers", "TP1xPP16xDP128xEP64", "TP1xPP16xDP96xEP32"),
+    Case("671b, 64 layers", "TP1xPP16xDP1024xEP64", "TP1xPP16xDP960xEP64"),
+    Case("671b, 64 layers", "TP2xPP16xDP4096xEP64xETP1", "TP2xPP16xDP4064xEP64xETP1"),
+    Case("671b, 64 layers", "TP2xPP16xDP4096xEP64xETP1", "TP1xPP8xDP16384xEP128"),
 )
 
 
@@ -107,28 +124,38 @@ def order_of(source: Roster, target: Roster) -> str:
     return json.dumps({"type": "prepare", "order": text, "clock_zero": 0.0})
 
 
-def one_rank(order: str, manifest: str, rank: int) -> tuple[float, float]:
-    """Processor seconds from the received texts to the plan, and MB above what the loaded manifest has left; in a
-    process of its own, since a rank has made no plan before."""
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """What one rank takes, in processor seconds: to load the manifest, to read the message, and to plan. And the MB of
+    the latter two above the loaded manifest."""
+
+    load: float
+    read: float
+    plan: float
+    peak_mb: float
+
+
+def one_rank(order: str, manifest: str, rank: int) -> Alone:
+    """In a process of its own, since a rank has made no plan before."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        began = time.process_time()
+        times = [time.process_time()]
         known = decode(Manifest, manifest)
-        before, loaded_s = _resident_mb(), time.process_time() - began
+        times.append(time.process_time())
+        before = _resident_mb()
         Path("/proc/self/clear_refs").write_text("5")  # The peak is counted from here.
-        began = time.process_time()
         asked = Prepare.model_validate_json(order).order
         assert asked.source is not None
+        times.append(time.process_time())
         plan_rank(known, asked.source, asked.target, rank)
-        took = loaded_s + time.process_time() - began
-        os.write(writer, json.dumps([took, _peak_mb() - before]).encode())
+        times.append(time.process_time())
+        os.write(writer, json.dumps([*(after - at for at, after in pairwise(times)), _peak_mb() - before]).encode())
         os._exit(0)
     os.waitpid(child, 0)
     os.close(writer)
     with os.fdopen(reader) as said:
-        took, peak = json.loads(said.read())
-    return took, peak
+        return Alone(*json.loads(said.read()))
 
 
 def _resident_mb() -> float:
@@ -199,6 +226,8 @@ def looked_at(layout: ParallelLayout) -> tuple[list[int], str]:
     """Whose plans are looked at, and how that is said in the report."""
     if layout.world_size <= WHOLE_UP_TO:
         return list(range(layout.world_size)), "all ranks"
+    if layout.world_size > STAGE_UP_TO:
+        return drawn_ranks(layout), "drawn ranks"
     at = [layout.coordinates(rank) for rank in range(layout.world_size)]
     ranks = [rank for rank, here in enumerate(at) if here.pp == 0 or (here.dp == 0 and here.cp == 0)]
     return ranks, "the ranks of pipeline stage 0 and of replica 0"
@@ -262,38 +291,57 @@ _KNOWN: dict[Case, tuple[Manifest, Roster, Roster]] = {}
 def _look(asked: tuple[Case, int]) -> Planned:
     case, rank = asked
     if case not in _KNOWN:
-        _KNOWN[case] = (manifest_of(MODELS[case.model]), *rosters(case))
+        _KNOWN[case] = (MODELS[case.model](), *rosters(case))
     return look_at(*_KNOWN[case], rank)
 
 
 def measured(case: Case, pool: ProcessPoolExecutor) -> dict[str, Any]:
     """One record of the report."""
     source, target = rosters(case)
-    manifest = manifest_of(MODELS[case.model])
+    manifest = MODELS[case.model]()
     order, text = order_of(source, target), json.dumps(to_json(manifest))
     alone = [one_rank(order, text, rank) for rank in drawn_ranks(target.layout)]
     ranks, which = looked_at(target.layout)
     planned = list(pool.map(_look, [(case, rank) for rank in ranks], chunksize=max(1, len(ranks) // 16)))
     moved = sum(sum(each.given.values()) for each in planned)
     least = sum(each.least_bytes for each in planned)
-    return {
+    found: dict[str, Any] = {
         "model": case.model,
         "ranks_from": source.layout.world_size,
         "ranks_to": target.layout.world_size,
         "from": case.source,
         "to": case.target,
         "looked_at": f"{which} ({len(ranks)})",
-        "seconds_per_rank": {
-            "median": round(statistics.median(took for took, _ in alone), 4),
-            "max": round(max(took for took, _ in alone), 4),
-            "ranks": len(alone),
-        },
-        "peak_mb": round(max(peak for _, peak in alone), 1),
+        "parameters": len(manifest.parameters),
+        "load_seconds": _spread(each.load for each in alone),
+        "read_seconds": _spread(each.read for each in alone),
+        "plan_seconds": _spread(each.plan for each in alone),
+        "ranks_alone": len(alone),
+        "peak_mb": round(max(each.peak_mb for each in alone), 1),
         "bytes_moved": moved,
         "bytes_lower_bound": least,
-        "source_imbalance": round(source_imbalance(planned), 4),
-        "wire_seconds_over_bound": round(wire(source, target, planned), 3),
     }
+    if target.layout.world_size <= STAGE_UP_TO:
+        found["source_imbalance"] = round(source_imbalance(planned), 4)
+        found["wire_seconds_over_bound"] = round(wire(source, target, planned), 3)
+    return found
+
+
+def _spread(seconds_taken: Iterable[float]) -> dict[str, float]:
+    taken = list(seconds_taken)
+    return {"median": round(statistics.median(taken), 4), "max": round(max(taken), 4)}
+
+
+def _line(found: dict[str, Any]) -> str:
+    took = [f"{each} {found[f'{each}_seconds']['median']:.3f}" for each in ("load", "read", "plan")]
+    text = (
+        f"{found['model']:>15} {found['from']:>27} -> {found['to']:<27} seconds: {', '.join(took)} (max "
+        f"{found['plan_seconds']['max']:.3f}); {found['peak_mb']:.0f} MB; bytes "
+        f"{found['bytes_moved'] / max(1, found['bytes_lower_bound']):.3f} of the least"
+    )
+    if "source_imbalance" in found:
+        text += f"; busiest source {found['source_imbalance']:.3f}; wire {found['wire_seconds_over_bound']:.2f}"
+    return text
 
 
 def main() -> None:
@@ -314,14 +362,7 @@ def main() -> None:
             found = measured(case, pool)
             report["cases"].append(found)
             options.report.write_text(json.dumps(report, indent=2) + "\n")
-            took = found["seconds_per_rank"]
-            print(
-                f"{found['model']:>5} {found['from']:>15} -> {found['to']:<15} plan {took['median']:.3f} s (max "
-                f"{took['max']:.3f}), {found['peak_mb']:.0f} MB; bytes "
-                f"{found['bytes_moved'] / max(1, found['bytes_lower_bound']):.3f} of the least; busiest source "
-                f"{found['source_imbalance']:.3f}; wire {found['wire_seconds_over_bound']:.2f}",
-                flush=True,
-            )
+            print(_line(found), flush=True)
 
 
 if __name__ == "__main__":

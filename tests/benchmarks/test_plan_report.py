@@ -35,7 +35,7 @@ def test_a_target_that_always_reads_the_first_replica_loads_it_too_much():
 
 def test_targets_that_all_read_in_one_order_wait_for_each_other(monkeypatch: pytest.MonkeyPatch):
     case = bench.CASES[1]
-    manifest, (source, target) = bench.manifest_of(bench.MODELS[case.model]), bench.rosters(case)
+    manifest, (source, target) = bench.MODELS[case.model](), bench.rosters(case)
 
     def over() -> float:
         ranks = range(target.layout.world_size)

@@ -25,9 +25,6 @@ from liver_core.training.unsupported_settings import refusals
 from tests.recipes.stand_ins import Plain, StandIn, install
 
 PACKAGES = {"performance": "megatron.bridge.perf_recipes", "library": "megatron.bridge.recipes"}
-EXPERT_BIAS = re.compile(
-    "deepseek_v[34]|kimi|moonlight|glm_?(45|46|47|5)|glm4[567]|nemotron_3|minimax|step|exaone_2|bailing|ling|olmoe_x"
-)
 STATE_SPACE = re.compile("nemotronh|nemotron_3|qwen3_next|qwen35|mamba")
 SEVERAL_STACKS = re.compile("wan|flux|_vl|vl_|omni|audio|gemma3_vl|ministral3")
 
@@ -95,7 +92,6 @@ def refused(config: Any, name: str) -> dict[str, str]:
     if config.peft is not None:
         found["peft"] = "parameters that are not trained are in no buffer"
     for pattern, what, why in (
-        (EXPERT_BIAS, "moe_router_enable_expert_bias", "models of this family have it"),
         (STATE_SPACE, "hybrid layers", "models of this family have layers of several kinds"),
         (SEVERAL_STACKS, "several stacks", "models of this family have an encoder besides the decoder"),
     ):

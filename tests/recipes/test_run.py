@@ -26,7 +26,11 @@ def plain_config():
 
 
 def experts_config():
-    return _common(expert_model_parallel_size=8)
+    return _common(expert_model_parallel_size=8, moe_router_enable_expert_bias=True)
+
+
+def packed_experts_config():
+    return _common(expert_model_parallel_size=8, moe_use_legacy_grouped_gemm=True)
 
 
 def uneven_config():
@@ -89,11 +93,12 @@ def test_each_recipe_is_taken_or_refused_with_the_setting(checkouts: list[str], 
     names = {each["name"].rpartition(".")[2]: list(each["refused"]) for each in said["recipes"]}
     assert names == {
         "plain_config": [],
-        "experts_config": ["expert_model_parallel_size"],
+        "experts_config": [],
+        "packed_experts_config": ["moe_use_legacy_grouped_gemm"],
         "uneven_config": ["num_layers_in_last_pipeline_stage"],
         "narrow_config": ["fp8_param_gather", "fp8_param"],
     }
-    assert said["kinds"]["library"]["accepted"] == 1 and said["kinds"]["performance"]["recipes"] == 0
+    assert said["kinds"]["library"]["accepted"] == 2 and said["kinds"]["performance"]["recipes"] == 0
     (error,) = said["errors"]
     assert "fails_config: RuntimeError('not today')" in error
 
