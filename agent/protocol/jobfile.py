@@ -405,7 +405,7 @@ class JobFile(JobPart):
     def job_args(self) -> dict[str, Any]:
         """What the entrypoint's class is called with as `args`: the sections model and ddp, then `args` over them."""
         ddp = {} if self.ddp is None else self.ddp.arguments()
-        return self.model.model_dump(exclude_none=True) | ddp | self.args
+        return self.model.model_dump(mode="json", exclude_none=True) | ddp | self.args
 
 
 def job_file_schema() -> dict[str, Any]:

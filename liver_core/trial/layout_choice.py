@@ -26,7 +26,7 @@ def choose(layouts: Iterable[str], *, processors: int) -> str:
 
 
 def _axes(layout: ParallelLayout) -> int:
-    return sum(size > 1 for size in (layout.tp, layout.pp, layout.dp))
+    return sum(size > 1 for size in (layout.tp, layout.pp, layout.dp, layout.ep))
 
 
 def build_one_rank(job: TrainingJob, layout: ParallelLayout, *, name: str) -> None:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from liver_core.layout import LayoutError, Manifest, ParallelLayout, check_fits
-from liver_core.layout.fit import AXES_THAT_RUN, further_axes
+from liver_core.layout.fit import AXES_THAT_RUN, EXPERTS_RUN, further_axes
 from liver_core.rank.droppable_step import DropRule, do_step
 from liver_core.same_value import same_number, same_value
 from liver_core.state.built_state import tied_embeddings
@@ -194,12 +194,18 @@ class JobTrial:
         return ok(text, parameters=len(specs), elements=elements)
 
     def _layouts(self) -> Finding:
+        assert self._manifest is not None
         named = self.plan.layouts
         refusals = {text: why for text in named if (why := self._refusal(text))}
         if refusals:
             problems = "; ".join(f"{text}: {why}" for text, why in refusals.items())
             return missing(f"layouts: {problems}", supported=[text for text in named if text not in refusals])
-        return ok(f"{', '.join(named) or 'none named: all that divide the model'}", supported=list(named))
+        text = ", ".join(named) or "none named: all that divide the model"
+        has, said = self._manifest.num_experts, self.plan.args.get("num_experts") or 0
+        if has != said:
+            text = f"model.num_experts is {said or 'not given'}, and the model has {has or 'none'}"
+            return warning(f"{text}: the planner chooses layouts by it", supported=list(named))
+        return ok(f"{text}. {EXPERTS_RUN}" if has else text, supported=list(named))
 
     def _builds(self) -> Finding:
         """One rank of each layout that can run, and the choice of the one that is run."""

@@ -418,6 +418,7 @@ def _read_job_file(path: Path) -> bytes:
 def _remarks(content: bytes) -> list[str]:
     """What of an accepted job file looks wrong."""
     from agent.protocol.jobfile import looks_secret
+    from liver_core.layout.fit import EXPERTS_RUN
     from service.cli.offline.workdir_check import remarks
     from service.jobs.job_yaml import read_fields
 
@@ -429,7 +430,8 @@ def _remarks(content: bytes) -> list[str]:
         for name, value in (fields.get("environment") or {}).items()
         if not isinstance(value, dict) and looks_secret(name)
     ]
-    return [*remarks(fields.get("workdir"), fields.get("entrypoint")), *secrets]
+    experts = [EXPERTS_RUN] if (fields.get("model") or {}).get("num_experts") else []
+    return [*remarks(fields.get("workdir"), fields.get("entrypoint")), *secrets, *experts]
 
 
 class RankLines:

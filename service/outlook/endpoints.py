@@ -73,12 +73,23 @@ class WorldNodeOut(BaseModel):
 
 
 class CoordinatesOut(BaseModel):
-    """The place of a rank on every axis."""
+    """The place of a rank on every axis. EP, ETP and expert DP cut the ranks of a stage once more, for experts; they
+    are null for a model that has none."""
 
     tp: int
     pp: int
     cp: int
     dp: int
+    ep: int | None
+    etp: int | None
+    edp: int | None
+
+
+class ExpertsOut(BaseModel):
+    """Which experts of each layer that has some, by number, both ends included."""
+
+    first: int
+    last: int
 
 
 class RankOut(BaseModel):
@@ -88,6 +99,7 @@ class RankOut(BaseModel):
     node_id: str
     slot: int
     coordinates: CoordinatesOut
+    experts: ExpertsOut | None = Field(description="Null for a model that has none.")
     stage: str | None
     step: int | None
 
@@ -156,8 +168,8 @@ def ranks(context: ContextOf, session: SessionOf, job_id: JobId) -> RanksOut:
         job_id=job_id,
         generation=found.generation,
         layout=str(layout),
-        sizes=CoordinatesOut(tp=layout.tp, pp=layout.pp, cp=layout.cp, dp=layout.dp),
-        ranks=_ranks(found, job_id),
+        sizes=sizes_of(layout, _num_experts(row)),
+        ranks=_ranks(found, row),
         nodes=_nodes(found, row),
     )
 
@@ -191,23 +203,43 @@ def show_first_error(
     )
 
 
-def _ranks(found: WorldNow, job_id: str) -> list[RankOut]:
+def _num_experts(row: JobRow) -> int:
+    """Of each layer that has some; 0 for a dense model."""
+    return row.spec["model"].get("num_experts") or 0
+
+
+def sizes_of(layout: ParallelLayout, num_experts: int) -> CoordinatesOut:
+    """Of each axis, for a model with so many experts in a layer."""
+    ep, etp, edp = (layout.ep, layout.expert_tp, layout.expert_dp) if num_experts else (None, None, None)
+    return CoordinatesOut(tp=layout.tp, pp=layout.pp, cp=layout.cp, dp=layout.dp, ep=ep, etp=etp, edp=edp)
+
+
+def rank_place(layout: ParallelLayout, rank: int, num_experts: int) -> tuple[CoordinatesOut, ExpertsOut | None]:
+    """Where a rank stands, and which of so many experts of a layer it has."""
+    at, each = layout.coordinates(rank), num_experts // layout.ep
+    ep, etp, edp = (at.ep, at.etp, at.edp) if num_experts else (None, None, None)
+    coordinates = CoordinatesOut(tp=at.tp, pp=at.pp, cp=at.cp, dp=at.dp, ep=ep, etp=etp, edp=edp)
+    return coordinates, ExpertsOut(first=at.ep * each, last=(at.ep + 1) * each - 1) if num_experts else None
+
+
+def _ranks(found: WorldNow, row: JobRow) -> list[RankOut]:
     said = {
         (node_id, rank["rank"]): rank
         for node_id, node in found.nodes.items()
         for rank in node.ranks
-        if rank["job_id"] == job_id and rank["generation"] == found.generation
+        if rank["job_id"] == row.job_id and rank["generation"] == found.generation
     }
-    shown = []
+    shown, num_experts = [], _num_experts(row)
     for number, member in enumerate(found.roster.members):
-        at = found.roster.layout.coordinates(number)
+        coordinates, experts = rank_place(found.roster.layout, number, num_experts)
         rank = said.get((member.node_id, number), {})
         shown.append(
             RankOut(
                 rank=number,
                 node_id=member.node_id,
                 slot=member.slot,
-                coordinates=CoordinatesOut(tp=at.tp, pp=at.pp, cp=at.cp, dp=at.dp),
+                coordinates=coordinates,
+                experts=experts,
                 stage=rank.get("stage"),
                 step=rank.get("step"),
             )

@@ -59,7 +59,7 @@ class BestByCount:
         fleet, begins = GrowingFleet(slots, least), dict[int, list[_Ranked]]()
         for at, (step, layout) in enumerate(known.by_step):
             units, last = near_units(layout), None
-            ways = [(size, fleet.keeps_groups_from(layout, size)) for size in units]
+            ways = [(size, fleet.keeps_groups_from(layout, size)) for size in units if size >= layout.tp]
             for size, fewest in (*ways, (1, fleet.holds_from(layout))):
                 if fewest is not None and fewest != last:
                     near = step if size == units[0] else times.of_layout(layout, near=size)

@@ -30,10 +30,8 @@ def violations(job: JobFile, layout: ParallelLayout) -> tuple[Violation, ...]:
     if model.share_embeddings_and_output_weights and layout.pp > 1:
         field = "model.share_embeddings_and_output_weights"
         return (Violation(field, f"tied embeddings run with PP1 only, layout {layout} has PP{layout.pp}"),)
-    try:
-        check_experts(layout, model.num_experts or 0)
-    except LayoutError as error:
-        return (Violation("model.num_experts", error.rule),)
+    if of_experts := tuple(_expert_violations(job, layout)):
+        return of_experts
     checks = [
         ("model.num_layers", model.num_layers, layout.pp, "PP"),
         ("model.num_attention_heads", model.num_attention_heads, layout.tp, "TP"),
@@ -48,11 +46,6 @@ def violations(job: JobFile, layout: ParallelLayout) -> tuple[Violation, ...]:
             ("model.moe_shared_expert_intermediate_size", experts.shared_ffn, layout.tp, "TP"),
             ("model.seq_length", model.seq_length, layout.tp, "TP"),
         ]
-        if layout.tp > 1 and job.args.get("sequence_parallel") is False:
-            rule = (
-                f"must not be false with model.num_experts in layout {layout}: Megatron trains experts with TP above 1"
-            )
-            return (Violation("args.sequence_parallel", f"{rule} on sequences that TP cuts"),)
     uneven = tuple(
         Violation(field, f"{value} must be divisible by {by} {size} of layout {layout}")
         for field, value, size, by in checks
@@ -61,6 +54,17 @@ def violations(job: JobFile, layout: ParallelLayout) -> tuple[Violation, ...]:
     if not uneven and (why := too_large(job, layout)):
         return (Violation("device_bytes", why),)
     return uneven
+
+
+def _expert_violations(job: JobFile, layout: ParallelLayout) -> Iterator[Violation]:
+    """What keeps the model's experts, or its having none, out of a layout."""
+    try:
+        check_experts(layout, job.model.num_experts or 0)
+    except LayoutError as error:
+        yield Violation("model.num_experts", error.rule)
+    if job.model.num_experts is not None and layout.tp > 1 and job.args.get("sequence_parallel") is False:
+        rule = f"must not be false with model.num_experts in layout {layout}"
+        yield Violation("args.sequence_parallel", f"{rule}: with TP Megatron trains experts on cut sequences only")
 
 
 def rule_violations(job: JobFile) -> tuple[Violation, ...]:

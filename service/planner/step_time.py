@@ -123,8 +123,9 @@ class _Layers:
     experts: int
 
 
-def _layers(shape: StepShape, layout: ParallelLayout) -> _Layers:
-    """Flops are those of one micro-batch on one tensor and context parallel rank."""
+@lru_cache(maxsize=1_024)
+def _layers(shape: StepShape, stages: int) -> _Layers:
+    """Of so many pipeline stages. Flops are those of one micro-batch, over all tensor and context parallel ranks."""
     hidden, tokens, of_experts = shape.hidden_size, shape.micro_batch * shape.seq_length, shape.experts
     attention, scores = 4 * hidden**2, 2 * shape.seq_length * hidden
     dense = attention + 3 * hidden * shape.ffn_hidden_size
@@ -135,9 +136,9 @@ def _layers(shape: StepShape, layout: ParallelLayout) -> _Layers:
         all_experts = of_experts.count * 3 * hidden * of_experts.ffn
         active = of_experts.topk * 3 * hidden * of_experts.ffn
     flops = (6 * tokens * (dense + scores), 6 * tokens * (beside + active + scores))
-    count = -(-(shape.num_layers + shape.cuts_head) // layout.pp)
-    stages = [sum(is_sparse[at : at + count]) for at in range(0, shape.num_layers, count)]
-    most = max(stages, key=lambda sparse: sparse * (flops[1] - flops[0]))
+    count = -(-(shape.num_layers + shape.cuts_head) // stages)
+    of_stages = [sum(is_sparse[at : at + count]) for at in range(0, shape.num_layers, count)]
+    most = max(of_stages, key=lambda sparse: sparse * (flops[1] - flops[0]))
     return _Layers(
         flops=sum(flops[sparse] for sparse in is_sparse),
         largest=(count - most) * flops[0] + most * flops[1],
@@ -154,7 +155,7 @@ def terms(shape: StepShape, layout: ParallelLayout, rates: DeviceRates, near: in
     one node; None: those of each group (`near_units`)."""
     hidden, tokens = shape.hidden_size, shape.micro_batch * shape.seq_length
     micro_batches = max(1, shape.global_batch // (shape.micro_batch * layout.dp))
-    layers = _layers(shape, layout)
+    layers = _layers(shape, layout.pp)
     head = 6 * tokens * hidden * shape.padded_vocab_size
     slowest = layers.largest + (0 if shape.cuts_head else head)
     compute = ((micro_batches - 1) * slowest + layers.flops + head) / (layout.tp * layout.cp)

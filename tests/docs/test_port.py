@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from agent.protocol.jobfile import JobFile
+from liver_core.layout.experts import ExpertShape
+from liver_core.layout.fit import EXPERTS_RUN
+from service.planner.feasibility import candidates, rule_violations
 from service.planner.memory_fit import training_shape
 
 yaml = pytest.importorskip("yaml")
@@ -35,6 +38,22 @@ def test_the_example_in_16_bits_is_valid_and_known_to_planner_and_job():
 
     arguments = GptArguments(**job.job_args())
     assert (arguments.precision, arguments.grad_reduce_in_fp32, arguments.norms_in_fp32) == ("bf16", False, True)
+
+
+def test_the_example_with_experts_is_valid_and_known_to_planner_and_job():
+    job = JobFile.model_validate(yaml.safe_load((EXAMPLES / "moe.yaml").read_text()))
+    assert rule_violations(job) == ()
+    found = candidates(job, nodes=4, slots=4, history=())
+    assert {(layout.ep, layout.expert_tp) for layout in found} == {(1, 1), (2, 1), (4, 1)}
+    assert training_shape(job).model.experts == ExpertShape(8, 1024, 2, (True, False) * 6, shared_ffn=1024)
+    pytest.importorskip("torch")
+    from liver_core.training.gpt import GptArguments
+
+    assert GptArguments(**job.job_args()).num_experts == 8
+
+
+def test_what_may_have_experts_is_said_as_submit_and_a_trial_say_it():
+    assert EXPERTS_RUN in PAGE
 
 
 def test_every_python_name_of_ours_in_the_page_exists():

@@ -239,15 +239,15 @@ def test_parameters_are_those_of_a_gated_gpt(order: JobOrder) -> None:
     """Attention has 4 x hidden^2, the feed-forward part three matrices, the vocabulary an embedding at either end."""
     attention, dense, vocabulary = 4 * 192 * 192, 3 * 192 * 768, 384 * 192
     assert order.spec.model.parameters() == 12 * (attention + dense) + 2 * vocabulary
-    narrow = order.spec.model.model_copy(update={"ffn_hidden_size": 100, "num_experts": 5})
-    router = 5 * 192
-    assert narrow.parameters() == 12 * (attention + 5 * 3 * 192 * 100 + router) + 2 * vocabulary
+    narrow = order.spec.model.model_copy(update={"ffn_hidden_size": 100, "num_experts": 6})
+    router = 6 * 192
+    assert narrow.parameters() == 12 * (attention + 6 * 3 * 192 * 100 + router) + 2 * vocabulary
     update = {"moe_ffn_hidden_size": 64, "moe_shared_expert_intermediate_size": 32, "moe_layer_freq": 5}
-    sparse = 5 * 3 * 192 * 64 + router + 3 * 192 * 32
+    sparse = 6 * 3 * 192 * 64 + router + 3 * 192 * 32
     some = narrow.model_copy(update=update)
     assert some.parameters() == 12 * attention + 3 * sparse + 9 * 3 * 192 * 100 + 2 * vocabulary, "layers 0, 5 and 10"
     # The second of three stages, over twelve ranks whichever way experts are cut.
-    layout = ParallelLayout(tp=2, pp=3, dp=6, ep=5 - 2, etp=1)
+    layout = ParallelLayout(tp=2, pp=3, dp=6, ep=3, etp=1)
     middle = 4 * attention + sparse + 3 * 3 * 192 * 100
     assert parameters_only_of(some, layout, [12]) == middle // 12
 

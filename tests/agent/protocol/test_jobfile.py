@@ -25,7 +25,7 @@ def test_a_job_that_says_nothing_of_ddp_gets_nothing_of_it():
 
 
 def test_what_a_model_says_of_experts_reaches_the_job_by_megatrons_names_and_a_dense_one_says_nothing():
-    said = {"num_experts": 4, "moe_layer_freq": (0, 1) * 6, "moe_router_topk": 1}
+    said = {"num_experts": 4, "moe_layer_freq": [0, 1] * 6, "moe_router_topk": 1}
     assert arguments(model=JOB["model"] | said) == arguments() | said
     assert not [name for name in arguments() if name.startswith("moe_")]
 

@@ -14,6 +14,7 @@ pytest.importorskip("torch")
         (("TP2", "TP2xPP2", "PP2"), 4, "TP2xPP2"),
         (("TP2", "TP2xPP2"), 2, "TP2"),
         (("TP4", "DP2"), 1, "DP2"),
+        (("DP2", "DP2xEP2"), 2, "DP2xEP2"),
         (("TP2xPP2xDP2", "TP2xPP2xDP4"), 64, "TP2xPP2xDP2"),
         (("TP1", "TP16"), 64, ""),
         ((), 8, ""),

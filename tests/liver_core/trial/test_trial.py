@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from liver_core.layout.fit import EXPERTS_RUN
 from tests.cluster.real_ranks import run_alone
 from tests.cluster.real_ranks_model import small_gpt
 from tests.tiers import sample
@@ -114,11 +115,31 @@ def test_a_traceback_is_shown_whole(corpus: str):
 def test_layouts_that_cannot_run_are_refused_by_name_and_rule(corpus: str):
     found = trial("liver_core.training.gpt:GptJob", corpus, layouts=("TP1", "CP2", "PP2xVPP2", "PP3", "TP8", "DP3"))
     text = missing(found)["layouts"]
-    assert "CP2: CP2 is not supported, this version runs TP, PP and DP only" in text
+    assert "CP2: CP2 is not supported, this version runs TP, PP, DP, EP and ETP only" in text
     assert "VPP2 is not supported" in text
     assert "PP3: num_layers" in text and "TP8" in text
     assert "DP3: global_batch: 4 is not a multiple of micro_batch x DP" in text
     assert found["layouts"]["values"]["supported"] == ["TP1"]
+
+
+def test_of_a_model_with_experts_it_is_said_what_runs_with_them(corpus: str):
+    args = small_gpt(corpus, num_layers=2, num_experts=2)
+    found = trial("liver_core.training.gpt:GptJob", corpus, layouts=("DP2xEP2", "TP2xEP2xETP1"), args=args)
+    assert not missing(found) and EXPERTS_RUN in found["layouts"]["text"]
+
+
+@pytest.mark.thorough
+def test_a_layout_that_cannot_cut_the_experts_is_refused_by_name(corpus: str):
+    args = small_gpt(corpus, num_layers=2, num_experts=2)
+    found = trial("liver_core.training.gpt:GptJob", corpus, layouts=("DP2xEP2", "DP3xEP3"), args=args)["layouts"]
+    assert "DP3xEP3: ep: EP3 does not divide the 2 experts of a layer" in found["text"]
+    assert found["values"]["supported"] == ["DP2xEP2"]
+
+
+@pytest.mark.thorough
+def test_experts_of_which_the_job_file_says_nothing_are_told(corpus: str):
+    found = trial("OwnExperts", corpus, layouts=("TP1",))["layouts"]
+    assert found["result"] == "warning" and "model.num_experts is not given, and the model has 2" in found["text"]
 
 
 def test_an_optimizer_that_cannot_be_replayed_is_a_warning_with_the_rung_it_takes(corpus: str):

@@ -206,6 +206,14 @@ class HalfParameters(GptJob):
         return super().initial_parameter(spec, generator)[: spec.shape[0] // 2]
 
 
+class OwnExperts(GptJob):
+    """Has experts of which the job file says nothing."""
+
+    def __init__(self, args: dict[str, Any], *, global_batch: int, micro_batch: int, seed: int) -> None:
+        args = args | {"num_experts": 2}
+        super().__init__(args, global_batch=global_batch, micro_batch=micro_batch, seed=seed)
+
+
 class NothingBestYet(GptJob):
     """Right: what it has not measured yet is NaN."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from liver_core.layout.fit import EXPERTS_RUN
 from tests.service.cli.conftest import Service
 from tests.service.fake_agent import JOB, JOB_OF_MANY
 
@@ -183,6 +184,15 @@ def test_what_of_a_job_file_looks_wrong_from_here_is_noted_and_the_job_is_accept
     assert f"note: workdir: {tmp_path / 'absent'} is no directory on this machine" in submitted.stderr
     assert "note: environment.HF_TOKEN looks like a secret and stands in the job file" in submitted.stderr
     assert not {"S3_KEY", "NCCL_DEBUG", "hunter2"} & set(re.findall(r"\w+", submitted.stderr))
+    assert EXPERTS_RUN not in submitted.stderr
+    service.run("jobs", "stop", submitted.stdout.strip())
+
+
+def test_what_may_have_experts_is_said_of_a_job_that_has_some(service: Service, tmp_path: Path):
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(JOB_OF_MANY | {"model": JOB["model"] | {"num_experts": 4}}))
+    submitted = service.run("jobs", "submit", str(path))
+    assert submitted.exit_code == 0 and f"note: {EXPERTS_RUN}" in submitted.stderr
     service.run("jobs", "stop", submitted.stdout.strip())
 
 

@@ -174,8 +174,10 @@ def test_the_course_of_a_job_adds_up_to_its_bill(client, story, clock):
 def test_ranks_stand_on_their_nodes_with_what_happens_if_one_goes(client, story, clock):
     job_id = story["job_id"]
     shown = client.get(f"/api/v1/jobs/{job_id}/ranks").json()
-    assert shown["sizes"] == {"tp": 2, "pp": 2, "cp": 1, "dp": 1}
-    assert [rank["coordinates"] for rank in shown["ranks"]][3] == {"tp": 1, "pp": 1, "cp": 0, "dp": 0}
+    dense = {"ep": None, "etp": None, "edp": None}
+    assert shown["sizes"] == {"tp": 2, "pp": 2, "cp": 1, "dp": 1} | dense
+    assert [rank["coordinates"] for rank in shown["ranks"]][3] == {"tp": 1, "pp": 1, "cp": 0, "dp": 0} | dense
+    assert {rank["experts"] for rank in shown["ranks"]} == {None}
     leaving = [node for node in shown["nodes"] if node["leaving"]]
     assert [node["node_id"] for node in leaving] == ["b"] and leaving[0]["incident_id"]
     assert sorted(rank for node in shown["nodes"] for rank in node["ranks"]) == [0, 1, 2, 3]

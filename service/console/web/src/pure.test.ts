@@ -8,6 +8,7 @@ import { ask } from './api/queries'
 import { read } from './api/read'
 import { drawn } from './charts/timeline_data'
 import { placeRanks } from './pages/job/RankCanvas'
+import { rankText } from './pages/job/Ranks'
 import { appended, linesOf } from './pages/job/log_lines'
 import { csvText } from './parts/csv'
 import { slackOf, story } from './pages/incident/story'
@@ -184,6 +185,14 @@ test('sixteen thousand ranks have each a square of their own', () => {
   const { squares } = placeRanks(many, 1_400)
   expect(new Set(squares.map(each => `${each.x} ${each.y}`)).size).toBe(16_384)
   expect(Math.max(...squares.map(each => each.x))).toBeLessThan(1_400)
+})
+
+test('a rank says which experts it has, and of a dense model nothing of experts', () => {
+  const rank = ranks.ranks[0]!
+  expect(rankText(rank)).toBe('rank 0 on a-1, slot 0: TP 0, PP 0, DP 0; training, step 1999')
+  const coordinates = { ...rank.coordinates, ep: 1, etp: 0, edp: 3 }
+  expect(rankText({ ...rank, coordinates, experts: { first: 32, last: 63 } })).toContain('EP 1, ETP 0, expert DP 3, experts 32-63; training')
+  expect(rankText({ ...rank, coordinates, experts: { first: 5, last: 5 } })).toContain(', expert 5;')
 })
 
 test('a line that comes in two pieces is one line, and errors are known', () => {

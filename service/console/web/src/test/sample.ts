@@ -54,8 +54,8 @@ export const outlook: T.OutlookOut = {
 }
 
 export const ranks: T.RanksOut = {
-  job_id: 'gpt-7b', generation: 6, layout: 'TP2xPP2xDP2', sizes: { tp: 2, pp: 2, dp: 2, cp: 1 },
-  ranks: Array.from({ length: 8 }, (_, rank) => ({ rank, node_id: nodeIds[rank >> 1]!, slot: rank % 2, coordinates: { tp: rank % 2, dp: (rank >> 1) % 2, pp: rank >> 2, cp: 0 }, stage: rank === 6 ? 'streaming' : 'training', step: 1999 })),
+  job_id: 'gpt-7b', generation: 6, layout: 'TP2xPP2xDP2', sizes: { tp: 2, pp: 2, dp: 2, cp: 1, ep: null, etp: null, edp: null },
+  ranks: Array.from({ length: 8 }, (_, rank) => ({ rank, node_id: nodeIds[rank >> 1]!, slot: rank % 2, coordinates: { tp: rank % 2, dp: (rank >> 1) % 2, pp: rank >> 2, cp: 0, ep: null, etp: null, edp: null }, experts: null, stage: rank === 6 ? 'streaming' : 'training', step: 1999 })),
   nodes: nodeIds.slice(0, 4).map((node_id, index) => ({
     node_id, pool: node_id[0]!, state: 'ready', leaving: node_id === 'b-2', deadline_at: node_id === 'b-2' ? at(40_090) : null, incident_id: node_id === 'b-2' ? 7 : null, ranks: [index * 2, index * 2 + 1],
     if_gone: index === 0 ? null : { layout: 'TP2xPP1xDP3', nodes: nodeIds.slice(0, 3), reason: 'three nodes stay, all hold whole tensor groups; a step of 24.1 s is predicted' },

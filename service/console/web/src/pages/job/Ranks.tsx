@@ -13,9 +13,12 @@ import { RankCanvas } from './RankCanvas'
 
 export const CELLS_MAX = 256
 export type Rank = RanksOut['ranks'][number]
-export type ColorBy = 'stage' | 'tp' | 'pp' | 'dp'
+export type ColorBy = 'stage' | 'tp' | 'pp' | 'dp' | 'ep'
 const CHOICES: readonly (readonly [ColorBy, string])[] = [['stage', 'State'], ['tp', 'TP'], ['pp', 'PP'], ['dp', 'DP']]
+const OF_EXPERTS: readonly (readonly [ColorBy, string])[] = [...CHOICES, ['ep', 'EP']]
 const AXES = ['tp', 'pp', 'dp', 'cp'] as const
+const EXPERT_AXES = ['ep', 'etp', 'edp'] as const
+const AXIS_NAMES = { tp: 'TP', pp: 'PP', dp: 'DP', cp: 'CP', ep: 'EP', etp: 'ETP', edp: 'expert DP' } as const
 
 export function Ranks({ jobId }: { jobId: string }) {
   const ranks = useQuery(ask.ranks(jobId))
@@ -25,8 +28,8 @@ export function Ranks({ jobId }: { jobId: string }) {
       title="Ranks by node" of={ranks} lines={5}
       note={ranks.data?.layout && <span className="quiet">{layoutName(ranks.data.layout)}, {plural(ranks.data.ranks.length, 'rank')}, generation {ranks.data.generation}</span>}
       tools={<>
-        <Segments label="Colour by" value={by} choices={CHOICES} onChoose={setBy} />
-        <CsvButton name={`${jobId} ranks`} columns={['rank', 'node_id', 'slot', ...AXES, 'stage', 'step']} rows={() => (ranks.data?.ranks ?? []).map(r => [r.rank, r.node_id, r.slot, ...AXES.map(axis => r.coordinates[axis]), r.stage, r.step])} />
+        <Segments label="Colour by" value={by} choices={ranks.data?.sizes?.ep ? OF_EXPERTS : CHOICES} onChoose={setBy} />
+        <CsvButton name={`${jobId} ranks`} columns={['rank', 'node_id', 'slot', ...AXES, ...EXPERT_AXES, 'experts', 'stage', 'step']} rows={() => (ranks.data?.ranks ?? []).map(r => [r.rank, r.node_id, r.slot, ...[...AXES, ...EXPERT_AXES].map(axis => r.coordinates[axis]), expertsText(r), r.stage, r.step])} />
       </>}
     >
       {() => {
@@ -40,6 +43,7 @@ export function Ranks({ jobId }: { jobId: string }) {
 
 function Cells({ of, by }: { of: RanksOut; by: ColorBy }) {
   const byNode = ranksByNode(of)
+  const shown = of.sizes?.ep ? (['tp', 'pp', 'dp', 'ep'] as const) : (['tp', 'pp', 'dp'] as const)
   return (
     <div className="ranks">
       {of.nodes.map(node => (
@@ -49,13 +53,13 @@ function Cells({ of, by }: { of: RanksOut; by: ColorBy }) {
             {(byNode.get(node.node_id) ?? []).map(rank => (
               <div key={rank.rank} className={`rank-cell ${by === 'stage' ? levelOf(rank.stage ?? '') : ''}`} style={by === 'stage' ? undefined : { borderLeftColor: axisColor(rank.coordinates[by] ?? 0) }} title={rankText(rank)}>
                 <b>{rank.rank}</b> <span className="quiet">{rank.stage === 'training' || rank.stage === null ? '' : words(rank.stage)}</span>
-                <div className="quiet">{AXES.slice(0, 3).map(axis => rank.coordinates[axis]).join('·')}</div>
+                <div className="quiet">{shown.map(axis => rank.coordinates[axis]).join('·')}</div>
               </div>
             ))}
           </div>
         </section>
       ))}
-      <p className="quiet small" style={{ flexBasis: '100%' }}>Under each rank its place as TP·PP·DP.</p>
+      <p className="quiet small" style={{ flexBasis: '100%' }}>Under each rank its place as {shown.map(axis => AXIS_NAMES[axis]).join('·')}.</p>
     </div>
   )
 }
@@ -66,8 +70,15 @@ export function ranksByNode(of: RanksOut): Map<string, Rank[]> {
   return found
 }
 
+/** "32-63", or nothing for a dense model. */
+export const expertsText = ({ experts }: Rank): string =>
+  !experts ? '' : experts.first === experts.last ? `${experts.first}` : `${experts.first}-${experts.last}`
+
+const placeText = ({ coordinates }: Rank): string =>
+  [...AXES.filter(axis => axis !== 'cp' || coordinates.cp > 0), ...EXPERT_AXES.filter(axis => coordinates[axis] !== null)].map(axis => `${AXIS_NAMES[axis]} ${coordinates[axis]}`).join(', ')
+
 export const rankText = (rank: Rank): string =>
-  `rank ${rank.rank} on ${rank.node_id}, slot ${rank.slot}: ${AXES.filter(axis => axis !== 'cp' || rank.coordinates.cp > 0).map(axis => `${axis.toUpperCase()} ${rank.coordinates[axis]}`).join(', ')}; ${words(rank.stage ?? 'not reported')}${rank.step === null ? '' : `, step ${rank.step}`}`
+  `rank ${rank.rank} on ${rank.node_id}, slot ${rank.slot}: ${placeText(rank)}${rank.experts ? `, ${rank.experts.first === rank.experts.last ? 'expert' : 'experts'} ${expertsText(rank)}` : ''}; ${words(rank.stage ?? 'not reported')}${rank.step === null ? '' : `, step ${rank.step}`}`
 
 /** Neighbours differ: the golden angle goes around the circle without coming back soon. */
 export const axisColor = (index: number): string => `hsl(${Math.round(index * 137.5) % 360} 55% 50%)`
