@@ -169,7 +169,7 @@ bench-notice: setup ## Measure what a notice costs, over RUNS notices of 3 s to 
 bench-wire: setup ## Measure handoffs between network namespaces joined by shaped links (as root, about 70 minutes; BENCH_ARGS='--gbps 10 --sizes 256MB'); writes build/reports/wire.json.
 	$(BIN)/python -m tests.benchmarks.wire --report $(REPORTS)/wire.json $(BENCH_ARGS)
 
-bench-plan: setup ## Plan for single ranks of jobs of 64 to 16,384 ranks (minutes); writes build/reports/plan.json.
+bench-plan: setup ## Plan for single ranks of jobs of 64 to 131,072 ranks (minutes); writes build/reports/plan.json.
 	$(BIN)/python -m tests.benchmarks.plan --report $(REPORTS)/plan.json $(BENCH_ARGS)
 
 recipes: setup ## Say which recipes of Megatron-Bridge could be handed over (BRIDGE and MEGATRON: checkouts); writes build/reports/recipes.json.

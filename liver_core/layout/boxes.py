@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import prod
+from operator import sub
 
 from liver_core.layout.layout_error import LayoutError
 
@@ -23,7 +24,7 @@ class Box:
     @property
     def shape(self) -> tuple[int, ...]:
         """Extent of every dim."""
-        return tuple(high - low for low, high in zip(self.start, self.stop, strict=True))
+        return tuple(map(sub, self.stop, self.start))
 
     @property
     def numel(self) -> int:

@@ -54,8 +54,7 @@ def _stage_parameters(manifest: Manifest, layout: ParallelLayout, stage: int, ep
     return tuple(
         LocalParameter(spec=spec, shape=spec.local_shape(layout.cut(expert=spec.is_expert)), chunk=chunk)
         for chunk in range(layout.vpp)
-        for spec in _chunk_specs(manifest, layout, stage, chunk)
-        if not spec.is_expert or spec.expert in held
+        for spec in _chunk_specs(manifest, layout, stage, chunk, held)
     )
 
 
@@ -92,12 +91,14 @@ def holder_ep(manifest: Manifest, layout: ParallelLayout, spec: ParameterSpec) -
     return spec.expert // experts_each(manifest, layout) if spec.is_expert else 0
 
 
-def _chunk_specs(manifest: Manifest, layout: ParallelLayout, stage: int, chunk: int) -> Iterator[ParameterSpec]:
+def _chunk_specs(
+    manifest: Manifest, layout: ParallelLayout, stage: int, chunk: int, experts: range
+) -> Iterator[ParameterSpec]:
     layers = manifest.num_layers // (layout.pp * layout.vpp)
     first_layer = (chunk * layout.pp + stage) * layers
     if stage == 0 and chunk == 0:
         yield from manifest.at(Place.FIRST)
     for layer in range(first_layer, first_layer + layers):
-        yield from manifest.at(Place.LAYER, layer)
+        yield from manifest.in_layer(layer, experts)
     if stage == layout.pp - 1 and chunk == layout.vpp - 1:
         yield from (spec for spec in manifest.at(Place.LAST) if layout.pp > 1 or not spec.tied_to)

@@ -5,10 +5,11 @@ layer has its own entry under its global number. State kinds (masters, moments, 
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
+from itertools import groupby
 from math import prod
 from typing import Annotated, Any
 
@@ -240,7 +241,8 @@ class Manifest:
     """The first parameter of each shape, split and dtype: a rule about these that holds for them holds for all."""
     _by_name: Mapping[str, ParameterSpec] = field(init=False, repr=False, compare=False)
     _by_stand: Mapping[tuple[int, ...], ParameterSpec] = field(init=False, repr=False, compare=False)
-    _by_layer: Mapping[int, tuple[ParameterSpec, ...]] = field(init=False, repr=False, compare=False)
+    _by_layer: Mapping[int, list[tuple[ParameterSpec, ...]]] = field(init=False, repr=False, compare=False)
+    """In their order, in parts: those of a list of experts, or those between such lists."""
     _copied: frozenset[str] = field(init=False, repr=False, compare=False)
     _hash: int = field(init=False, repr=False, compare=False)
 
@@ -250,10 +252,11 @@ class Manifest:
             _refuse_repeats("order", Counter((spec.place, *spec.registered[1:]) for spec in self.parameters))
         by_stand = dict(sorted(by_stand.items()))
         ordered = tuple(by_stand.values())
-        by_layer: dict[int, list[ParameterSpec]] = {}
+        by_layer: dict[int, list[tuple[ParameterSpec, ...]]] = {}
+        for (layer, _), specs in groupby(ordered, key=lambda spec: (spec.layer, spec.slot if spec.is_expert else -1)):
+            by_layer.setdefault(layer, []).append(tuple(specs))
         forms: dict[tuple[object, ...], ParameterSpec] = {}
         for spec in ordered:
-            by_layer.setdefault(spec.layer, []).append(spec)
             forms.setdefault((spec.is_expert, _form(spec)), spec)
         whole = tuple(sorted(self.whole, key=lambda spec: (spec.layer, spec.name)))
         by_name = {spec.name: spec for spec in ordered}
@@ -262,7 +265,7 @@ class Manifest:
         object.__setattr__(self, "forms", tuple(forms.values()))
         object.__setattr__(self, "_by_name", by_name)
         object.__setattr__(self, "_by_stand", by_stand)
-        object.__setattr__(self, "_by_layer", {layer: tuple(specs) for layer, specs in by_layer.items()})
+        object.__setattr__(self, "_by_layer", by_layer)
         object.__setattr__(self, "_copied", frozenset(spec.tied_to for spec in ordered if spec.tied_to))
         object.__setattr__(self, "whole", whole)
         # Of the names alone: two manifests of a process seldom have the same ones and differ.
@@ -283,11 +286,18 @@ class Manifest:
             raise LayoutError("parameter", f"{name!r} is not in the manifest")
         return self._by_name[name]
 
-    def at(self, place: Place, layer: int = -1) -> tuple[ParameterSpec, ...]:
-        """The parameters of one place, or of one layer, in their order."""
-        if place is Place.LAYER:
-            return self._by_layer.get(layer, ())
-        return tuple(spec for spec in self._by_layer.get(-1, ()) if spec.place == place)
+    def at(self, place: Place) -> tuple[ParameterSpec, ...]:
+        """The parameters before the layers, or after them, in their order."""
+        return tuple(spec for part in self._by_layer.get(-1, ()) for spec in part if spec.place == place)
+
+    def in_layer(self, layer: int, experts: range) -> Iterator[ParameterSpec]:
+        """The parameters of a layer, of its experts those of these numbers, in their order."""
+        for part in self._by_layer.get(layer, ()):
+            if part[0].is_expert:
+                each = len(part) // self.num_experts
+                yield from part[experts.start * each : experts.stop * each]
+            else:
+                yield from part
 
     def of_expert(self, spec: ParameterSpec, number: int) -> ParameterSpec:
         """The same parameter of another expert of its layer, which has the same shape and dtype."""
@@ -330,7 +340,7 @@ def _check_manifest(manifest: Manifest) -> None:
     if manifest.num_layers < 0:
         raise LayoutError("num_layers", f"must not be negative, is {manifest.num_layers}")
     _refuse_repeats("whole", Counter(spec.name for spec in manifest.whole))
-    for spec in (*(of_layer[0] for of_layer in manifest._by_layer.values()), *manifest.whole):
+    for spec in (*(parts[0][0] for parts in manifest._by_layer.values()), *manifest.whole):
         if spec.layer >= manifest.num_layers:
             raise LayoutError(f"parameter {spec.name}: layer", f"{spec.layer} of only {manifest.num_layers} layers")
     for spec in manifest.at(Place.LAST):

@@ -43,7 +43,10 @@ def plan_rank(
     # What has one holder is settled first, so that replicas are chosen knowing what each source gives anyway; then
     # the large ones, as the small ones even out what is left (longest processing time first).
     for piece in sorted(pieces, key=lambda piece: (len(piece.holding.holders) > 1, -piece.common.numel)):
-        rank, offset = choice.choose(piece.holding.holders, piece.copies, piece.common.numel)
+        holders, parameter = piece.holding.holders, piece.wanted.parameter
+        # All target ranks that want this very box: replicas of the parameter, who share its holders out.
+        rivals = copies_of(manifest, target.layout, target_rank, parameter) if len(holders) > 1 else (target_rank,)
+        rank, offset = choice.choose(holders, rivals, piece.common.numel)
         found = runs_between(piece.holding.box, offset, piece.wanted.box, piece.wanted.offset, piece.common)
         runs[rank] += found
         unjoined += len(found)
@@ -63,26 +66,21 @@ def plan_rank(
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The common part of a box that the target wants and one that the source holds.
-
-    copies: all target ranks that want this very box (replicas of the parameter in the target world).
-    """
+    """The common part of a box that the target wants and one that the source holds."""
 
     wanted: ResidentBox
     holding: Holding
     common: Box
-    copies: tuple[int, ...]
 
 
 def _pieces(manifest: Manifest, source: Roster, target: Roster, target_rank: int) -> list[_Piece]:
     found: list[_Piece] = []
     for wanted in resident_boxes(manifest, target.layout, target_rank):
-        copies = copies_of(manifest, target.layout, target_rank, wanted.parameter)
         covered = 0
         for holding in holdings(manifest, source.layout, wanted.parameter, wanted.box):
             common = holding.box.intersect(wanted.box)
             if common:
-                found.append(_Piece(wanted, holding, common, copies))
+                found.append(_Piece(wanted, holding, common))
                 covered += common.numel
         if covered != wanted.box.numel:
             raise PlanError(

@@ -43,7 +43,7 @@ from tests.benchmarks.wire_model import Reader, least_seconds, seconds
 from tests.liver_core.layout.expert_models import BUCKETS, deepseek_671b, qwen_235b
 
 SLOTS, CARD_BYTES_PER_S = 8, 50e9
-WHOLE_UP_TO, STAGE_UP_TO, DRAWN, SEED = 1_024, 32_768, 32, 46
+WHOLE_UP_TO, STAGE_UP_TO, DRAWN, SEED = 1_024, 32_768, 16, 46
 _70B = TransformerShape(80, 8_192, 64, 8, 28_672, 128_256, 8_192, gradients_fp32=False, buckets=BUCKETS)
 _405B = TransformerShape(126, 16_384, 128, 8, 53_248, 128_256, 8_192, gradients_fp32=False, buckets=BUCKETS)
 MODELS: dict[str, Callable[[], Manifest]] = {

@@ -67,9 +67,9 @@ def test_text_and_json_come_back_as_the_same_layout(tp, cp, dp, pp):
 
 
 def test_a_layout_may_have_as_many_ranks_as_there_can_be_and_not_one_more():
-    assert ParallelLayout(tp=8, dp=2_048).world_size == 16_384
-    with pytest.raises(LayoutError, match=r"world_size: .* 16385 exceeds 16384 ranks"):
-        ParallelLayout(pp=5, dp=3_277)
+    assert ParallelLayout(tp=8, dp=16_384).world_size == 131_072
+    with pytest.raises(LayoutError, match=r"world_size: .* 131073 exceeds 131072 ranks"):
+        ParallelLayout(pp=3, dp=43_691)
 
 
 @pytest.mark.parametrize("text", ["TP2xPP2", "tp2 pp2", "TP=2,PP=2,DP=1", "PP2xTP2"])
@@ -82,7 +82,7 @@ def test_people_may_write_a_layout_in_several_ways(text):
     [
         (lambda: ParallelLayout(tp=0), "tp", "at least 1"),
         (lambda: ParallelLayout(dp=True), "dp", "an integer"),
-        (lambda: ParallelLayout(tp=200, dp=200), "world_size", "40000"),
+        (lambda: ParallelLayout(tp=400, dp=400), "world_size", "160000"),
         (lambda: ParallelLayout(vpp=2), "vpp", "more than one pipeline stage"),
         (lambda: ParallelLayout(tp=2, dp=3, ep=4), "ep", "6 ranks of a stage"),
         (lambda: ParallelLayout(pp="2"), "pp", "an integer"),  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from a benchmark.
 import pytest
 
 from liver_core.layout import Manifest, Roster
+from liver_core.layout.limits import RANKS_MAX
 from liver_core.reshard import (
     boxes_given,
     boxes_kept,
@@ -17,6 +18,7 @@ from liver_core.reshard import (
     plan_rescue,
 )
 from liver_core.reshard.seating import NodeSlots
+from tests.liver_core.layout.expert_models import deepseek_671b
 from tests.liver_core.layout.models import KINDS, roster, spec
 from tests.liver_core.own_time import at_most
 from tests.liver_core.reshard.checker import check_rank_plan
@@ -65,11 +67,26 @@ def test_one_share_of_a_thousand_ranks_and_a_thousand_parameters_is_planned_with
     plan_and_check(model, source, target, target.layout.world_size // 3)
 
 
-def test_sixteen_times_the_world_does_not_make_a_share_dearer(model):
-    source = roster("TP8xPP16xDP128", slots=8)
-    target = roster("TP8xPP8xDP256", generation=1, slots=8, first=8)
-    assert source.layout.world_size == 16_384
+def test_a_hundred_times_the_world_does_not_make_a_share_dearer(model):
+    source = roster("TP8xPP16xDP1024", slots=8)
+    target = roster("TP8xPP8xDP2048", generation=1, slots=8, first=8)
+    assert source.layout.world_size == RANKS_MAX
     plan_and_check(model, source, target, 5000)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("TP2xPP16xDP4096xEP64xETP1", "TP2xPP16xDP4064xEP64xETP1"),
+        ("TP1xPP16xDP128xEP64", "TP1xPP16xDP96xEP32"),
+        ("TP2xPP8xDP64xEP32xVPP4xETP1", "TP1xPP4xDP192xEP64xVPP4"),
+    ],
+)
+def test_a_share_of_a_model_with_thirty_thousand_parameters_is_planned_within_a_second(before, after):
+    experts = deepseek_671b()
+    source, target = roster(before, slots=8), roster(after, generation=1, slots=8, first=8)
+    assert len(experts.parameters) == 32_000
+    plan_and_check(experts, source, target, target.layout.world_size // 3)
 
 
 def test_one_rank_that_takes_everything_from_a_thousand_is_planned_within_seconds(model):
