@@ -14,33 +14,20 @@ class ExpertsOfTheOtherRank(GptJob):
     """With EP each rank is taken to have the experts that another one has."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        import importlib
+        from dataclasses import replace
 
-        from liver_core.layout import copies, shards
-        from liver_core.reshard import sources
+        from liver_core.layout.parallel import ParallelLayout
 
-        held = importlib.import_module("liver_core.layout.local_parameters")
+        owner, coordinates = ParallelLayout.owner, ParallelLayout.coordinates
 
-        share_of, parameters_of = held.holder_ep, shards.stage_parameters
+        def turned(self: Any, rank: int) -> Any:
+            at = coordinates(self, rank)
+            return replace(at, ep=self.ep - 1 - at.ep)
 
-        def share(manifest: Any, layout: Any, spec: Any) -> int:
-            return layout.ep - 1 - share_of(manifest, layout, spec) if spec.is_expert else 0
-
-        def parameters(manifest: Any, layout: Any, stage: int, ep: int = 0) -> Any:
-            return parameters_of(manifest, layout, stage, layout.ep - 1 - ep)
-
-        copies.holder_ep = sources.holder_ep = share
-        shards.stage_parameters = parameters
-        from liver_core.state import megatron_optimizer
-
-        right = megatron_optimizer.local_parameters
-
-        def of_rank(manifest: Any, layout: Any, rank: int) -> Any:
-            at = layout.coordinates(rank)
-            return held.stage_parameters(manifest, layout, at.pp, layout.ep - 1 - at.ep)
-
-        assert right is not of_rank
-        megatron_optimizer.local_parameters = of_rank
+        ParallelLayout.coordinates = turned  # type: ignore[method-assign]
+        ParallelLayout.owner = lambda self, of, *, cut, shard, ep=0, pp=0: owner(  # type: ignore[method-assign]
+            self, of, cut=cut, shard=shard, ep=self.ep - 1 - ep, pp=pp
+        )
         super().__init__(*arguments, **named)
 
 
