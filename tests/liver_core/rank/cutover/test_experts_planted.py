@@ -24,6 +24,7 @@ from tests.liver_core.rank.cutover.test_experts_lost import (
     setup_of,
 )
 from tests.liver_core.rank.support.chain import World, run_chain
+from tests.liver_core.rank.support.drops import hold_at, permit_held
 from tests.liver_core.rank.support.trio import LEAVER, SURVIVOR, assert_trained_as_if_nothing_had_happened
 
 pytestmark = [pytest.mark.thorough, pytest.mark.real, pytest.mark.timeout(240)]
