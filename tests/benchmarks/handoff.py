@@ -30,6 +30,7 @@ from tests.benchmarks.device_time import IDLE_SHARE, LABEL, device_s
 from tests.benchmarks.handoff_cluster import Measured, limit_s, run_changes
 from tests.benchmarks.handoff_model import (
     CHANGES,
+    EXPERTS,
     GLOBAL_BATCH,
     MICRO_BATCH,
     SEED,
@@ -63,6 +64,7 @@ class Options:
     repeats: int | None
     report: Path
     device_time: bool
+    experts: int = 0
 
     def repeats_of(self, size: str) -> int:
         return self.repeats or (REPEATS if size in REPEATED else 1)
@@ -77,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="liver-bench-") as folder:
         prefix = build_corpus(Path(folder))
         for size in options.sizes:
-            model = model_of(parse_bytes(size))
+            model = model_of(parse_bytes(size), options.experts)
             if options.device_time:
                 model = with_device_time(model, size, prefix, found)
             print(f"{size}: {model.parameters} parameters, {model.state_bytes} bytes of state", flush=True)
@@ -99,6 +101,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--repeats", type=int, default=None)
     parser.add_argument("--report", type=Path, default=Path("build/reports/handoff.json"))
+    parser.add_argument("--experts", action="store_true", help=f"of a model with {EXPERTS} experts a layer")
     parser.add_argument("--device-time", action="store_true", help=LABEL.replace("%", "%%"))
     given = parser.parse_args(arguments)
     sizes, changes, modes = (tuple(getattr(given, name).split(",")) for name in ("sizes", "changes", "modes"))
@@ -109,10 +112,11 @@ def parse(arguments: Sequence[str] | None) -> Options:
         parser.error(f"--repeats: {given.repeats} is less than 1")
     for size in sizes:
         try:
-            model_of(parse_bytes(size))
+            model_of(parse_bytes(size), EXPERTS if given.experts else 0)
         except ValueError as error:
             parser.error(f"--sizes: {error}")
-    return Options(sizes, changes, modes, given.repeats, given.report, given.device_time)
+    experts = EXPERTS if given.experts else 0
+    return Options(sizes, changes, modes, given.repeats, given.report, given.device_time, experts)
 
 
 def build_corpus(folder: Path) -> str:
@@ -127,12 +131,12 @@ def build_corpus(folder: Path) -> str:
 def with_device_time(model: Model, size: str, prefix: str, found: dict[str, Any]) -> Model:
     """The same model, whose job sleeps in every step for several times its own step as it is measured now. Raises
     RuntimeError where it cannot be measured."""
-    names = [change.name for change in CHANGES]
+    names = [change.name for change in model.changes]
     measured = run_changes(model, prefix, Rung.STOP_AND_COPY, changes=names, repeats=1, say=_say)
     failures = [reason for each in measured.values() for reason in each.failures]
     if failures:
         raise RuntimeError(f"{size}: the job's own step could not be measured: {failures[0]}")
-    cpu_step_s = {change.source: measured[change.name].repeats[0]["step_s"] for change in CHANGES}
+    cpu_step_s = {change.source: measured[change.name].repeats[0]["step_s"] for change in model.changes}
     sleeping_s = device_s(cpu_step_s)
     device_time = found.setdefault("device_time", {"label": LABEL, "idle_share": IDLE_SHARE, "by_size": {}})
     device_time["by_size"][size] = {"cpu_step_s": cpu_step_s, "device_s": sleeping_s}
@@ -190,7 +194,7 @@ def measure_restarts(model: Model, options: Options, repeats: int, prefix: str) 
         seed=SEED,
     )
     found = {}
-    for change in (each for each in CHANGES if each.name in options.changes):
+    for change in (each for each in model.changes if each.name in options.changes):
         refusal = refused("restart", restart_memory_needed(model, change.target, repeats))
         if refusal:
             found[change.name] = {"downtime_s": None, "failed": [refusal]}

@@ -22,7 +22,6 @@ from liver_core.handoff.messages import CutoverDeadlines, Rung
 from liver_core.handoff.rung_costs import deviation
 from liver_core.layout import Member
 from tests.benchmarks.handoff_model import (
-    CHANGES,
     GLOBAL_BATCH,
     MICRO_BATCH,
     SEED,
@@ -139,7 +138,7 @@ def run_changes(
     found = {name: Measured() for name in changes}
     cluster: StampedCluster | None = None
     try:
-        for change in [change for _ in range(repeats) for change in CHANGES]:
+        for change in [change for _ in range(repeats) for change in model.changes]:
             wanted = found.get(change.name)
             if wanted is None and cluster is None:
                 continue

@@ -54,15 +54,31 @@ CHANGES = (
 )
 """A closed round: each begins where the one before it ends."""
 
+EXPERT_CHANGES = (
+    Change("reshape", "PP2xDP2xEP2", "abcd", "DP4xEP4", "abcd"),
+    Change("shrink", "DP4xEP4", "abcd", "PP3", "abc"),
+    Change("grow", "PP3", "abc", "PP2xDP2xEP2", "abcd"),
+)
+"""The same of a model with experts."""
+
+EXPERTS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """`parameters` of the whole job; `arguments` are those of its class but for the data. `device_s`: layout and the
-    seconds that a rank sleeps in each step in place of a device; empty: none does."""
+    seconds that a rank sleeps in each step in place of a device; empty: none does. `experts`: of each layer, each of
+    the size `ffn`; 0: layers are dense."""
 
     hidden: int
     ffn: int
     device_s: tuple[tuple[str, float], ...] = ()
+    experts: int = 0
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The round that it goes."""
+        return EXPERT_CHANGES if self.experts else CHANGES
 
     @property
     def entrypoint(self) -> str:
@@ -74,7 +90,8 @@ class Model:
 
     @property
     def layer_parameters(self) -> int:
-        return 4 * self.hidden**2 + 3 * self.hidden * self.ffn + 2 * self.hidden
+        router = self.experts * self.hidden
+        return 4 * self.hidden**2 + max(1, self.experts) * 3 * self.hidden * self.ffn + 2 * self.hidden + router
 
     @property
     def state_bytes(self) -> int:
@@ -93,12 +110,23 @@ class Model:
             "warmup_steps": 50,
             "adam_eps": 1e-5,
             "data_prefix": data_prefix,
-        } | ({"device_s": dict(self.device_s)} if self.device_s else {})
+        } | self._more_arguments()
+
+    def _more_arguments(self) -> dict[str, Any]:
+        of_experts = {
+            "num_experts": self.experts,
+            "moe_ffn_hidden_size": self.ffn,
+            "moe_router_score_function": "sigmoid",
+            "moe_router_enable_expert_bias": True,
+        }
+        more = of_experts if self.experts else {}
+        return more | ({"device_s": dict(self.device_s)} if self.device_s else {})
 
     def rank_parameters(self, layout: str) -> int:
         """Of the fullest rank: its part of the parameters, before the optimizer cuts them over data parallel ranks."""
         parallel = ParallelLayout.parse(layout)
-        stage = LAYERS // parallel.pp * self.layer_parameters + VOCABULARY * self.hidden + self.hidden
+        elsewhere = self.experts * 3 * self.hidden * self.ffn * (1 - 1 / parallel.ep)
+        stage = LAYERS // parallel.pp * (self.layer_parameters - elsewhere) + VOCABULARY * self.hidden + self.hidden
         if parallel.pp == 1:
             stage += VOCABULARY * self.hidden
         return math.ceil(stage / parallel.tp)
@@ -118,20 +146,21 @@ def parse_bytes(text: str) -> int:
     return round(float(number) * (1024 if binary else 1000) ** ("kMG".index(unit) + 1))
 
 
-def model_of(state_bytes: int) -> Model:
+def model_of(state_bytes: int, experts: int = 0) -> Model:
     """The model whose state comes nearest; hidden and FFN sizes are multiples of 8. Raises ValueError."""
     wanted = state_bytes / BYTES_PER_PARAMETER
-    hidden = max(8, 8 * round(math.sqrt(wanted / (13 * LAYERS)) / 8))
-    beside_ffn = LAYERS * (4 * hidden**2 + 2 * hidden) + (2 * VOCABULARY + 1) * hidden
-    ffn = 8 * round((wanted - beside_ffn) / (3 * hidden * LAYERS) / 8)
+    # With experts most of a layer is theirs, so that it is less wide.
+    hidden = max(8, 8 * round(math.sqrt(wanted / ((28 if experts else 13) * LAYERS)) / 8))
+    beside_ffn = LAYERS * (4 * hidden**2 + (2 + experts) * hidden) + (2 * VOCABULARY + 1) * hidden
+    ffn = 8 * round((wanted - beside_ffn) / (3 * hidden * LAYERS * max(1, experts)) / 8)
     if ffn < 8:
         raise ValueError(f"{state_bytes} bytes of state are too few for {LAYERS} layers and {VOCABULARY} tokens")
-    return Model(hidden, ffn)
+    return Model(hidden, ffn, experts=experts)
 
 
-def extra_bytes_needed(model: Model, changes: Iterable[Change] = CHANGES) -> int:
+def extra_bytes_needed(model: Model, changes: Iterable[Change] = ()) -> int:
     """What the hardest of the changes adds to a rank: its part of the next world, its ring, one replayed tile."""
-    return max(_extra_bytes_of(model, change) for change in changes)
+    return max(_extra_bytes_of(model, change) for change in changes or model.changes)
 
 
 def _extra_bytes_of(model: Model, change: Change) -> int:
@@ -142,7 +171,7 @@ def _extra_bytes_of(model: Model, change: Change) -> int:
     return next_world + ring + replay_bytes(min(here, TILE_ELEMENTS))
 
 
-def extra_bytes_budget(model: Model, changes: Iterable[Change] = CHANGES) -> int:
+def extra_bytes_budget(model: Model, changes: Iterable[Change] = ()) -> int:
     """What each rank may take more than it has; BUDGET_OVER_NEED times what it needs."""
     return int(BUDGET_OVER_NEED * extra_bytes_needed(model, changes))
 
@@ -150,7 +179,7 @@ def extra_bytes_budget(model: Model, changes: Iterable[Change] = CHANGES) -> int
 def memory_needed(model: Model, mode: str) -> int:
     """Bytes of the whole machine at the worst moment of handoffs. `mode`: live or stop_and_copy."""
     rings = RING_DEPTH * 4 * model.parameters if mode == "live" else 0
-    worlds = max(model.world_bytes(change.source) + model.world_bytes(change.target) for change in CHANGES)
+    worlds = max(model.world_bytes(change.source) + model.world_bytes(change.target) for change in model.changes)
     return worlds + rings + 6 * RESIDENT_BYTES_PER_PROCESS
 
 

@@ -27,7 +27,7 @@ from liver_core.streaming.ring import SourceRing
 from liver_core.training.gpt import GptJob
 from liver_core.transport.nixl import NixlTransport
 from tests.benchmarks.handoff_cluster import LEAD, StampedCluster, limit_s, rank_setup
-from tests.benchmarks.handoff_model import CHANGES, Model
+from tests.benchmarks.handoff_model import Model
 
 STEPS_AWAY, STEPS_SEEN = 5, 20
 _BOOKKEEPING = ("_maintain", "_advance", "_check_finite", "_do_put_off", "_note_first_forward", "_note_first_step")
@@ -132,7 +132,7 @@ def measure_steady(model: Model, data_prefix: str, folder: Path) -> dict[str, An
     folder.mkdir(parents=True, exist_ok=True)
     setup = rank_setup(model, data_prefix, job="tests.benchmarks.handoff_spans:SpannedJob")
     setup.job_arguments["spans_folder"] = str(folder)
-    change = CHANGES[0]
+    change = model.changes[0]
     last = STEPS_AWAY + STEPS_SEEN
     with StampedCluster(setup) as cluster:
         roster = cluster.launch(change.source, change.source_nodes, timeout_s=limit_s(model))

@@ -8,7 +8,6 @@ import pytest
 
 from liver_core.handoff.messages import Rung
 from tests.cluster.rank_cluster import Cluster, RankSetup
-from tests.cluster.real_ranks_process import Fault
 from tests.liver_core.rank.cutover.test_experts import (
     BIAS,
     STEPS_AFTER,
@@ -24,8 +23,6 @@ from tests.liver_core.rank.cutover.test_experts_lost import (
     setup_of,
 )
 from tests.liver_core.rank.support.chain import World, run_chain
-from tests.liver_core.rank.support.drops import hold_at, permit_held
-from tests.liver_core.rank.support.trio import LEAVER, SURVIVOR, assert_trained_as_if_nothing_had_happened
 
 pytestmark = [pytest.mark.thorough, pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -91,19 +88,3 @@ def test_a_step_that_is_done_again_is_not_that_of_a_restart(corpus: str, tmp_pat
         stands = job.switches(request, newcomer)
         with pytest.raises(AssertionError, match="Member"):
             assert_goes_on_as_a_restart(job, newcomer, stands, tmp_path)
-
-
-def test_the_old_world_does_not_go_on_as_a_job_left_alone(corpus: str):
-    """It counts the tokens of the parts that it did before the step was dropped."""
-    changes = {"global_batch": 8, "drop_every": 1, "stream": {"tile_elements": 4096}}
-    with ExpertTrio(setup_of(corpus, job=f"{PLANTED}NothingPutBack", **changes), SOURCE, TARGET) as job:
-        job.rung = Rung.DROP_STEP
-        job.begin()
-        request, newcomer = job.ready(Fault("state read", "corrupt counts"))
-        hold_at(job, LEAVER, 3)
-        permit_held(job, request)
-        for member in (LEAVER, SURVIVOR, newcomer):
-            assert job.reason(member, request, "aborted")
-        job.trains_on()
-        with pytest.raises(AssertionError, match="state differs from step"):
-            assert_trained_as_if_nothing_had_happened(job)

@@ -65,16 +65,6 @@ class BiasOfTheStepAfter(GptJob):
         super().__init__(*arguments, **named)
 
 
-class NothingPutBack(GptJob):
-    """The old world does a step again with the bias that it had changed, and with tokens counted twice."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        from liver_core.state.step_tensors import StepTensors
-
-        StepTensors.put_back = lambda self: None  # type: ignore[method-assign]
-        super().__init__(*arguments, **named)
-
-
 class ExpertsFirst(GptJob):
     """The buckets of experts come before those of dense parameters."""
 
