@@ -55,7 +55,7 @@ def rank_region(manifest: Manifest, layout: ParallelLayout, rank: int) -> np.nda
             and (spec.expert < 0 or spec.expert * layout.ep // experts_of(manifest) == ep)
         ]
         for held in by_dtypes(manifest, mine):
-            buffer, buckets = chunk_buffer(manifest, layout, stage, chunk, cuts, held, shards)
+            buffer, buckets = chunk_buffer(manifest, layout, stage, chunk, cuts=cuts, held=held, shards=shards)
             for start, stop in buckets:
                 size = (stop - start) // shards
                 first = start + shard * size
@@ -81,6 +81,7 @@ def chunk_buffer(
     layout: ParallelLayout,
     stage: int,
     chunk: int,
+    *,
     cuts: dict[bool, tuple[int, int]],
     held: list[ParameterSpec],
     shards: int,

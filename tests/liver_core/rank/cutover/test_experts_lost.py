@@ -15,11 +15,11 @@ import pytest
 
 from liver_core.handoff.messages import Rung
 from liver_core.layout import Member
-from tests.cluster.rank_cluster import RankSetup
+from tests.cluster.rank_cluster import Cluster, RankSetup
 from tests.cluster.real_ranks_process import Fault
-from tests.liver_core.rank.cutover.test_experts import BIAS, LOSSES, moe, train_alone
-from tests.liver_core.rank.support.chain import World
-from tests.liver_core.rank.support.drops import hold_at, permit_held
+from tests.liver_core.rank.cutover.test_experts import BIAS, LATE, LOSSES, moe, train_alone
+from tests.liver_core.rank.support.chain import World, gather
+from tests.liver_core.rank.support.drops import hold_at, permit_held, prepare_within_a_step
 from tests.liver_core.rank.support.trio import (
     LEAVER,
     SHORT,
@@ -110,6 +110,38 @@ def test_a_dropped_step_is_done_again_with_the_bias_before_it(corpus: str, tmp_p
         permit_held(job, request)
         stands = job.switches(request, newcomer)
         assert_goes_on_as_a_restart(job, newcomer, stands, tmp_path)
+
+
+def test_a_step_dropped_on_the_way_to_stages_of_which_one_has_no_experts_is_done_again_there(
+    corpus: str, tmp_path: Path
+):
+    """In parts, whose auxiliary losses weigh as in the whole step."""
+    worlds = World("DP2xEP2", "ab"), World("PP2xDP2xEP2", "cbad")
+    setup = RankSetup(
+        moe(corpus, **BIAS, **LOSSES, **LATE),
+        micro_batch=1,
+        trace=True,
+        drop_every=1,
+        stream={"tile_elements": 4096},
+    )
+    with Cluster(setup) as cluster:
+        cluster.launch(worlds[0].layout, worlds[0].nodes)
+        cluster.await_step(worlds[0].first, 2)
+        request = prepare_within_a_step(cluster, worlds[1].layout, worlds[1].nodes)
+        permit_held(cluster, request)
+        cluster.await_stage(request.target.members, request, "active", 40)
+        cluster.command(cluster.members(request), "retire", request.handoff_id)
+        cluster.roster = request.target
+        stands = max(step for seen, step, *_ in cluster.steps(worlds[0].first) if seen < request.generation)
+        cluster.await_step(worlds[1].first, stands + STEPS_AFTER + 2)
+        cluster.stop()
+        chain = gather(cluster, worlds)
+    written = (str(tmp_path / "alone"), 1, 1_000)
+    train_alone(setup, worlds[0], "", stands + 1, written)
+    alone = train_alone(setup, worlds[1], f"{written[0]}/step-{stands:09d}", stands + STEPS_AFTER + 1, None)
+    for node in worlds[1].nodes:
+        for step in range(stands, stands + STEPS_AFTER + 1):
+            assert chain.traces[node][step][1] == alone.traces[node][step][1], (node, step)
 
 
 def test_a_rescue_goes_on_with_the_bias_before_the_step_that_was_under_way(job: ExpertTrio, tmp_path: Path):
