@@ -33,13 +33,15 @@ BALANCED = {
 @dataclass(frozen=True, slots=True)
 class DemoJob:
     """One job of the demo. `model`, `args`: parts of its job file. `layouts`: on four nodes at first, on three, on four
-    again, on two."""
+    again, on two. `loss_share`: what losses may differ by beyond rounding, some steps after a handoff. A router sends a
+    token to those experts that come first, so that a rounding difference sends it elsewhere where two are level."""
 
     name: str
     what: str
     model: dict[str, Any]
     args: dict[str, Any]
     layouts: tuple[str, str, str, str]
+    loss_share: float = 0.0
 
     @property
     def first_layout(self) -> str:
@@ -93,4 +95,5 @@ MOE = DemoJob(
     MODEL | EXPERTS,
     BALANCED,
     ("PP2xDP2xEP2", "PP3", "TP2xDP2xEP2", "DP2xEP2"),
+    loss_share=5e-3,
 )

@@ -120,6 +120,7 @@ def _play(folder: Path, processes: Processes, display: Display, device: str, job
         versions=versions(),
         device=machine(lived.kinds),
         took_s=time.monotonic() - began,
+        loss_share=job.loss_share,
     )
     return build_report(measured)
 

@@ -99,8 +99,14 @@ def _exactness(report: dict[str, Any]) -> tuple[str, ...]:
         f"{report['steps']} steps; samples {'equal' if same else 'DIFFER FROM'} those of an undisturbed run "
         f"({report['sample_digest']})",
         f"loss against an undisturbed run: {undisturbed['max_abs_loss_diff_before']:g} before the first handoff, "
-        f"at most {undisturbed['max_abs_loss_diff_after']:.2g} after it; two undisturbed runs in different layouts "
-        f"differ by {undisturbed['layout_noise']:.2g}",
+        f"{undisturbed['abs_loss_diff_right_after']:.2g} right after it, then at most "
+        f"{undisturbed['max_abs_loss_diff_after']:.2g}; two undisturbed runs in different layouts differ by "
+        f"{undisturbed['layout_noise']:.2g}"
+        + (
+            f", and routing of level experts may add {undisturbed['routing_noise']:.2g}"
+            if undisturbed["routing_noise"]
+            else ""
+        ),
         f"bound: pause at most {PAUSE_STEPS_MAX:g} median steps; targets: restart as today over pause at least "
         f"{AS_TODAY_OVER_PAUSE_MIN:g}, over lost time at least {AS_TODAY_OVER_LOST_MIN:g}",
     )

@@ -176,7 +176,7 @@ def assert_as_restarts(chain: Chain, setup: RankSetup, worlds: tuple[World, ...]
     for number, world in enumerate(worlds, start=1):
         last = number == len(worlds)
         stop = start + STEPS_AFTER if last else chain.handed_step(number + 1)
-        written = (str(folder / f"restart-{number}"), 1, 1_000)
+        written = (str(folder / f"restart-{number}"), stop, 1_000)
         alone = train_alone(setup, world, path, stop + 1, written)
         for node in world.nodes:
             for step in range(max(start, 1), stop + last):

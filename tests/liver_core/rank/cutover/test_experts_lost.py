@@ -76,7 +76,7 @@ def assert_goes_on_as_a_restart(job: ExpertTrio, newcomer: Member, step: int, fo
     """The old world alone up to `step`, then a restart of what it wrote in the layout of the target: every later step
     has the same bits on each rank."""
     traces = {member: result["trace"] for member, result in job.stop().items()}
-    written = (str(folder / "alone"), 1, 1_000)
+    written = (str(folder / "alone"), step, 1_000)
     train_alone(job.setup, World(SOURCE, "ab"), "", step + 1, written)
     alone = train_alone(job.setup, World(TARGET, "bc"), f"{written[0]}/step-{step:09d}", step + STEPS_AFTER + 1, None)
     for member, node in ((SURVIVOR, "b"), (newcomer, "c")):
@@ -136,7 +136,7 @@ def test_a_step_dropped_on_the_way_to_stages_of_which_one_has_no_experts_is_done
         cluster.await_step(worlds[1].first, stands + STEPS_AFTER + 2)
         cluster.stop()
         chain = gather(cluster, worlds)
-    written = (str(tmp_path / "alone"), 1, 1_000)
+    written = (str(tmp_path / "alone"), stands, 1_000)
     train_alone(setup, worlds[0], "", stands + 1, written)
     alone = train_alone(setup, worlds[1], f"{written[0]}/step-{stands:09d}", stands + STEPS_AFTER + 1, None)
     for node in worlds[1].nodes:
