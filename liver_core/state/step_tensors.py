@@ -8,17 +8,16 @@ step again needs those, the world that applies it the others.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from liver_core.certificate import MASK
-from liver_core.layout import Manifest
+from liver_core.layout import Manifest, WholeSpec
 
 Encoded = Mapping[str, str]
 """Name -> bytes of the tensor in base64."""
@@ -100,17 +99,24 @@ class StepTensors:
         return BothVersions(*({name: _text(tensor) for name, tensor in held.items()} for held in (before, self._named)))
 
     def install(self, encoded: Encoded) -> None:
-        """Take over what a rank of another world gave. Raises StepTensorsMissing."""
+        """Set them as a rank of another world had them, which `taken` has looked at."""
         for name, tensor in self._named.items():
-            if name not in encoded:
-                raise StepTensorsMissing(f"{name}: the world before has none, it has {', '.join(sorted(encoded))}")
-            raw = np.frombuffer(base64.b64decode(encoded[name]), dtype=np.uint8)
-            if raw.size != tensor.numel() * tensor.element_size():
-                raise StepTensorsMissing(f"{name}: has {raw.size} bytes there, and here {tensor.numel()} elements")
-            given = torch.from_numpy(raw.copy()).view(tensor.dtype).reshape(tensor.shape)
+            raw = torch.frombuffer(bytearray(base64.b64decode(encoded[name])), dtype=tensor.dtype)
             with torch.no_grad():
-                tensor.copy_(given)
+                tensor.copy_(raw.reshape(tensor.shape))
         self.begin()
+
+
+def taken(wanted: Iterable[WholeSpec], given: Encoded) -> Encoded:
+    """Those of them that are wanted. Raises StepTensorsMissing where one is not there, or not whole."""
+    found = {}
+    for spec in wanted:
+        held = given.get(spec.name, "")
+        if len(base64.b64decode(held)) != spec.bytes:
+            there = f"has {len(base64.b64decode(held))} bytes" if held else "is not given"
+            raise StepTensorsMissing(f"{spec.name}: {there} by the world before, must have {spec.bytes}")
+        found[spec.name] = held
+    return found
 
 
 def version_sums(manifest: Manifest, both: BothVersions, times: int) -> list[int]:

@@ -352,7 +352,7 @@ def mark_tensor_parallel(module: torch.nn.Module) -> None:
 
 
 def split_parameters(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter, int]]:
-    """Name, parameter and split dim of all that Megatron's own layers split over tensor-parallel ranks."""
+    """Name, parameter and split dim of all that Megatron's layers split over tensor-parallel ranks."""
     split_dims: tuple[tuple[type, str, int], ...] = (
         (ColumnParallelLinear, "weight", 0),
         (ColumnParallelLinear, "bias", 0),
@@ -364,6 +364,17 @@ def split_parameters(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Pa
             parameter = getattr(part, name, None)
             if isinstance(part, kind) and parameter is not None:
                 yield f"{place}.{name}", parameter, dim
+        # Transformer Engine's experts, which it marks with ETP above 1 only. With TP above 1 and ETP1 each rank has
+        # other experts all the same, and each must count.
+        grouped = next((_GROUPED[kind.__name__] for kind in type(part).__mro__ if kind.__name__ in _GROUPED), None)
+        if grouped is not None:
+            for name, parameter in part.named_parameters(recurse=False):
+                if name.startswith("weight") or grouped == 0:
+                    yield f"{place}.{name}", parameter, grouped
+
+
+_GROUPED = {"TEColumnParallelGroupedLinear": 0, "TERowParallelGroupedLinear": 1}
+"""By the name of the class, which is there with Transformer Engine only: the dim that it splits."""
 
 
 def seed_streams(world: MegatronWorld, *, seed: int, step: int) -> None:

@@ -56,7 +56,7 @@ from liver_core.rank.stream.target_stream import StreamFailed
 from liver_core.state.live_state import state_kinds
 from liver_core.state.megatron_optimizer import GRAD
 from liver_core.state.small_state import count_sums
-from liver_core.state.step_tensors import BothVersions, version_sums
+from liver_core.state.step_tensors import BothVersions, StepTensorsMissing, taken, version_sums
 from liver_core.streaming.tiles import LOCAL
 from liver_core.transport.protocol import Read, TransportError
 from liver_core.transport.regions import copy_runs
@@ -274,9 +274,10 @@ class CutoverRun:
                 raise Lost(self.pause.reason("read", text, tile=step_tensors_key(source_stage)), source=True)
             before |= given["before"]
             after |= given["after"]
-        following.step_tensors = BothVersions(
-            *({spec.name: held[spec.name] for spec in mine} for held in (before, after))
-        )
+        try:
+            following.step_tensors = BothVersions(taken(mine, before), taken(mine, after))
+        except StepTensorsMissing as error:
+            raise Lost(self.pause.reason("read", str(error)), source=False) from error
 
     def _fetch(self, kinds: Sequence[str], until: float) -> None:
         """As a target: get all state of these kinds by `until`, from this process and from the other sources."""

@@ -9,7 +9,14 @@ pytest.importorskip("torch", reason="torch is not installed: what it holds canno
 import torch
 
 from liver_core.layout import BucketRule, Manifest, WholeSpec
-from liver_core.state.step_tensors import StepTensors, StepTensorsMissing, is_step_tensor, step_buffers, version_sums
+from liver_core.state.step_tensors import (
+    StepTensors,
+    StepTensorsMissing,
+    is_step_tensor,
+    step_buffers,
+    taken,
+    version_sums,
+)
 from tests.liver_core.layout.models import KINDS, spec
 
 NAME = "decoder.layers.0.mlp.router.expert_bias"
@@ -65,11 +72,13 @@ def test_another_world_installs_either_version_bit_for_bit():
 
 
 def test_what_is_missing_or_of_another_size_is_refused_by_name():
+    wanted = [WholeSpec(NAME, (4,), "float32", 0)]
+    with pytest.raises(StepTensorsMissing, match=rf"^{NAME}: is not given by the world before, must have 16"):
+        taken(wanted, {"other": ""})
+    with pytest.raises(StepTensorsMissing, match=rf"^{NAME}: has 3 bytes by the world before, must have 16"):
+        taken(wanted, {NAME: "AAAA"})
     _, tensors = made()
-    with pytest.raises(StepTensorsMissing, match=rf"^{NAME}: the world before has none, it has other"):
-        tensors.install({"other": ""})
-    with pytest.raises(StepTensorsMissing, match=rf"^{NAME}: has 3 bytes there, and here 4 elements"):
-        tensors.install({NAME: "AAAA"})
+    assert taken(wanted, tensors.encoded().before) == tensors.encoded().before
 
 
 def test_sums_of_one_holder_times_those_of_the_next_world_are_theirs_and_each_bit_counts():
