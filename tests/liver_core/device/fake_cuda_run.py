@@ -179,7 +179,7 @@ def published_step(job: GptJob, active: ActiveWorld) -> SourceRing:
     live = active.live
     ring = SourceRing(live.regions["grad"], RING_DEPTH, version=BEFORE_ANY)
     unused: Any = None
-    stream = QuietStream(live, unused, ring, rank=0)
+    stream = QuietStream(live, unused, ring, rank=0, target=live.layout)
     stream.attach(2, (1.0,), since=0.0)
     result = job.step(active.state, active.world, BATCHES)
     norm = read_numbers(result, start_norm(active.state)).norm

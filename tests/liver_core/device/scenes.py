@@ -13,7 +13,7 @@ from liver_core.certificate import MASK, CertificatePlan
 from liver_core.device.region import as_region
 from liver_core.device.threads import background
 from liver_core.handoff.pending_events import Built
-from liver_core.layout import Box, ResidentBox
+from liver_core.layout import Box, ParallelLayout, ResidentBox
 from liver_core.rank import next_world, pending_handoff
 from liver_core.rank.cutover import source_side
 from liver_core.rank.next_world import NextWorld
@@ -70,7 +70,7 @@ def ring(device: LateDevice) -> None:
         made = SourceRing(torch.zeros(N), 2, version=BEFORE_ANY)
     live: Any = SimpleNamespace(regions={"master": state}, manifest=NOTHING)
     with mock.patch.object(SourceStream, "_in_background"):
-        stream = SourceStream(live, plan, made, rank=0)
+        stream = SourceStream(live, plan, made, rank=0, target=ParallelLayout())
 
     def publish(active: Any, version: int, norm: float, steps: Any) -> None:
         made.publish(gradients, StepHeader(version, norm, 1.0, (), {}, True))

@@ -6,7 +6,6 @@ import pytest
 
 from liver_core.layout import BucketRule, Manifest, ParallelLayout, ParameterSpec, StateKind
 from liver_core.layout.experts import ExpertShape
-from liver_core.layout.manifest import Place
 from liver_core.memory.memory_placement import areas
 from liver_core.memory.transformer_shape import TransformerShape, activation_bytes, counted_in, manifest_of
 
@@ -60,7 +59,7 @@ def test_a_layer_with_experts_has_a_router_the_experts_and_then_the_shared_ones(
         return fc1, fc2
 
     mlp = "decoder.layers.1.mlp."
-    assert [spec for spec in sparse.at(Place.LAYER, 1) if "mlp." in spec.name and "norm" not in spec.name] == [
+    assert [spec for spec in sparse.in_layer(1, range(2)) if "mlp." in spec.name and "norm" not in spec.name] == [
         ParameterSpec(f"{mlp}router.weight", (2, 12), "bfloat16", None, 1, "layer", 1, 4),
         *expert(0),
         *expert(1),

@@ -25,6 +25,9 @@ NAME = "decoder.layers.0.mlp.router.expert_bias"
 class Router(torch.nn.Module):
     """As Megatron's, which counts the tokens of each expert and keeps its bias in fp32."""
 
+    expert_bias: torch.Tensor
+    local_tokens_per_expert: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("local_tokens_per_expert", torch.zeros(4), persistent=False)

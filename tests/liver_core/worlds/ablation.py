@@ -172,8 +172,7 @@ def _step_with_experts(prefix: str, layout: str, rank: int, port: int) -> None:
     parallel = ParallelLayout.parse(layout)
     roster = Roster("job", 1, parallel, tuple(Member(f"n{each}", 0) for each in range(parallel.world_size)))
     store = TCPStore("127.0.0.1", port, is_master=False)
-    limits = {"timeout_s": float(WAITS_S), "collective_s": float(WAITS_S)}
-    world = bring_up(roster, rank, store, host="127.0.0.1", name=layout, **limits)
+    world = bring_up(roster, rank, store, host="127.0.0.1", timeout_s=WAITS_S, collective_s=WAITS_S, name=layout)
     activate(world)
     seed_streams(world, seed=1, step=0)
     job = GptJob(small_gpt(prefix, num_layers=1, num_experts=4), global_batch=2, micro_batch=1, seed=7)

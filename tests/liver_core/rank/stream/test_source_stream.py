@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from liver_core.layout import Manifest
+from liver_core.layout import Manifest, ParallelLayout
 from tests.liver_core.layout.models import KINDS, spec
 
 pytestmark = pytest.mark.real
@@ -33,7 +33,7 @@ def test_a_thread_that_fails_says_so_whatever_it_fails_with(
     ring = SourceRing(torch.zeros(4), 2, version=-1)
     live: Any = SimpleNamespace(manifest=Manifest((spec("w", (4,), layer=0),), 1, KINDS), regions=defaultdict(list))
     plan: Any = SimpleNamespace(sums=sums)
-    stream = SourceStream(live, plan, ring, rank=3)
+    stream = SourceStream(live, plan, ring, rank=3, target=ParallelLayout())
     stream.after_step(0)
     stream.announce(0)
     with stream._changed:
@@ -61,7 +61,8 @@ def test_its_threads_sleep_until_there_is_something_to_do(monkeypatch: pytest.Mo
     monkeypatch.setattr(threading.Condition, "wait", noted)
     ring = SourceRing(torch.zeros(4), 2, version=-1)
     live: Any = SimpleNamespace(manifest=Manifest((spec("w", (4,), layer=0),), 1, KINDS), regions=defaultdict(list))
-    stream = SourceStream(live, SimpleNamespace(sums=lambda region, kind: [len(kind)]), ring, rank=3)  # type: ignore[arg-type]
+    plan: Any = SimpleNamespace(sums=lambda region, kind: [len(kind)])
+    stream = SourceStream(live, plan, ring, rank=3, target=ParallelLayout())
     stream.after_step(0)
     stream.announce(0)
     with stream._changed:
