@@ -11,6 +11,7 @@ import base64
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -94,9 +95,16 @@ class StepTensors:
             _copy(after, self._named)
 
     def encoded(self) -> BothVersions:
-        """As they were before the step that began last, and as they are."""
+        """As they were before the step that began last, and as they are. Waits for the device once."""
         before = self._before or self._named
-        return BothVersions(*({name: _text(tensor) for name, tensor in held.items()} for held in (before, self._named)))
+        tensors = (*before.values(), *self._named.values())
+        if not tensors:
+            return BothVersions({}, {})
+        whole = torch.cat([tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors]).cpu().numpy().tobytes()
+        stops = list(accumulate(tensor.numel() * tensor.element_size() for tensor in tensors))
+        texts = [base64.b64encode(whole[start:stop]).decode() for start, stop in pairwise((0, *stops))]
+        count = len(self._named)
+        return BothVersions(*(dict(zip(self._named, each, strict=True)) for each in (texts[:count], texts[count:])))
 
     def install(self, encoded: Encoded) -> None:
         """Set them as a rank of another world had them, which `taken` has looked at."""
@@ -132,10 +140,6 @@ def version_sums(manifest: Manifest, both: BothVersions, times: int) -> list[int
 
 def _byte_sum(encoded: str) -> int:
     return int.from_bytes(blake2b(base64.b64decode(encoded), digest_size=8).digest(), "little")
-
-
-def _text(tensor: torch.Tensor) -> str:
-    return base64.b64encode(tensor.detach().to("cpu").contiguous().numpy().tobytes()).decode()
 
 
 @torch.no_grad()

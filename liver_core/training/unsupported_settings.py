@@ -26,7 +26,6 @@ _MODEL: _Refused = {
     "external_cuda_graph": (False, "a graph keeps addresses and groups of its world; set it to False"),
     "tp_comm_overlap": (False, "its buffers exist once in a process, which has two worlds; set it to False"),
     "moe_use_legacy_grouped_gemm": (False, "it packs the experts of a rank in one tensor; set it to False"),
-    "moe_single_grouped_weight": (False, "it packs the experts of a rank in one tensor; set it to False"),
     "virtual_pipeline_model_parallel_size": (1, "interleaved stages are not moved yet; set it to None"),
     "context_parallel_size": (1, "a sequence is not cut over ranks yet; set it to 1"),
     "mtp_num_layers": (0, "its copy of the embedding is not moved yet; set it to None"),
@@ -57,6 +56,8 @@ def refusals(optimizer: Any, ddp: Any, model: Any) -> dict[str, str]:
             if value is not None and value != without:
                 shown = getattr(value, "value", value)
                 found[name] = f"is {shown!r}; a live world cannot be handed over with it: {instead}"
+    if getattr(model, "moe_single_grouped_weight", False):  # Megatron-Core 0.16.1 has no such setting yet.
+        found["moe_single_grouped_weight"] = "is True; it packs the experts of a rank in one tensor: set it to False"
     if getattr(model, "moe_token_dispatcher_type", None) == "flex":
         found["moe_token_dispatcher_type"] = (
             "is 'flex'; its buffer belongs to the groups of one world: use 'alltoall' or 'allgather'"

@@ -22,6 +22,7 @@ from liver_core.rank.stream.source_stream import SourceStream
 from liver_core.reshard.plan import CopyRuns
 from liver_core.state.host_memory import move_in
 from liver_core.state.live_state import allocate, free
+from liver_core.state.step_tensors import StepTensors
 from liver_core.streaming.follow import Follower, Replay
 from liver_core.streaming.header import StepHeader
 from liver_core.streaming.reader import Following, TargetStream
@@ -171,7 +172,7 @@ def _source_side(regions: dict[str, torch.Tensor], look: Any) -> tuple[source_si
         source_certificate=object(),
         exchange=SimpleNamespace(post=lambda name, value: seen.update({name: look(name)})),
     )
-    live = SimpleNamespace(regions=regions, device=CPU)
+    live = SimpleNamespace(regions=regions, device=CPU, manifest=SimpleNamespace(whole=()))
     active: Any = SimpleNamespace(live=live, state=NOTHING)
     pause = source_side.Pause(following, 0, lambda: 0.0, lambda point: None)
     return source_side.SourceSide(pause, active, lambda: {"version": 1}, None), seen
@@ -309,7 +310,9 @@ def communicators(device: LateDevice) -> None:
 
 def _live(regions: dict[str, torch.Tensor]) -> Any:
     held = {kind: as_region(tensor) for kind, tensor in regions.items()}
-    return SimpleNamespace(regions=held, homes={}, hollow=(), buffers=lambda: (), device=CPU)
+    return SimpleNamespace(
+        regions=held, homes={}, hollow=(), buffers=lambda: (), device=CPU, step_tensors=StepTensors()
+    )
 
 
 SCENES = {
