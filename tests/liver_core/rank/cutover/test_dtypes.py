@@ -73,7 +73,7 @@ def chain(setup: RankSetup, mode: tuple[str, tuple[Rung, ...]]) -> Chain:
 
 def test_buffers_and_buckets_are_several(chain: Chain, mode: tuple[str, tuple[Rung, ...]]):
     held = [shard_ranges(chain.manifest, ParallelLayout.parse(world.layout), 0).buckets for world in WORLDS]
-    buffers = [sorted({bucket.buffer[1:] for bucket in of_rank}) for of_rank in held]
+    buffers = [sorted({bucket.buffer[2:] for bucket in of_rank}) for of_rank in held]
     narrow = "float32" if mode[0] == "norms" else "bfloat16"
     wide = [] if mode[0] == "gradients" else [("float32", "float32")]
     assert buffers == [[("bfloat16", narrow), *wide]] * len(WORLDS)
