@@ -95,15 +95,19 @@ class MegatronCheckpoint:
         """Raise CheckpointError, with the rule, if its optimizer state cannot be cut to this layout."""
         if self.sharding == ANY_LAYOUT:
             return
-        tp, pp = (self.arguments.get(f"{name}_model_parallel_size") for name in ("tensor", "pipeline"))
-        ep = self.arguments.get("expert_model_parallel_size") or 1
-        if (tp, pp, ep) != (layout.tp, layout.pp, layout.ep) or self.arguments.get(
-            "virtual_pipeline_model_parallel_size"
-        ):
-            only = f"TP{tp}xPP{pp}" + (f"xEP{ep}" if ep > 1 else "")
+        tp, pp, ep = (self.arguments.get(f"{name}_model_parallel_size") for name in ("tensor", "pipeline", "expert"))
+        if (ep or 1) > 1:
             raise _refused(
                 self.path,
-                f"its optimizer state is {ANY_DP}, so it loads only in {only} without virtual stages, in any "
+                f"its optimizer state is {ANY_DP} of a layout with EP{ep}, which is not read; write it with "
+                "--dist-ckpt-optim-fully-reshardable",
+            )
+        if (tp, pp, 1) != (layout.tp, layout.pp, layout.ep) or self.arguments.get(
+            "virtual_pipeline_model_parallel_size"
+        ):
+            raise _refused(
+                self.path,
+                f"its optimizer state is {ANY_DP}, so it loads only in TP{tp}xPP{pp} without virtual stages, in any "
                 f"DP, and not in {layout}; allow only such layouts, or write it with "
                 "--dist-ckpt-optim-fully-reshardable",
             )
