@@ -1,4 +1,4 @@
-"""A user's job with experts: biases in all matrices, another dispatcher, own samples. Nothing of it is ours."""
+"""A user's job with experts: another dispatcher, own samples, another activation. Nothing of it is ours."""
 
 from __future__ import annotations
 
@@ -43,6 +43,8 @@ class OwnMoe(MegatronJob):
             moe_router_bias_update_rate=1e-2,
             moe_router_load_balancing_type="seq_aux_loss",
             moe_aux_loss_coeff=1e-3,
+            # Megatron-Core 0.16.1 cannot train biases of such experts without EP: it adds them to a view in place.
+            add_bias_linear=False,
             hidden_dropout=0.0,
             attention_dropout=0.0,
         )
