@@ -80,7 +80,7 @@ def test_a_job_of_its_own_with_experts_lives_through_a_fleet(processes: Processe
     cluster.end_node(leaver)
     moves(api, job_id, set(job(api, job_id)["nodes"]), "PP3")
     drained = sorted(job(api, job_id)["nodes"])[-1]
-    api.post(f"/api/v1/nodes/{drained}/drain", {})
+    api.post(f"/api/v1/nodes/{drained}/drain", {"in_s": 120})
     wait(120, lambda: drained not in job(api, job_id)["nodes"], f"the handoff away from {drained}")
     moves(api, job_id, set(job(api, job_id)["nodes"]), "DP2xEP2")
     assert not job(api, job_id)["lost_steps"], "three handoffs and no restart"
