@@ -37,13 +37,8 @@ ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 LAYOUT_PATTERN = r"^(?:(?:TP|PP|DP|CP|EP|ETP|VPP)[1-9][0-9]{0,4})(?:x(?:TP|PP|DP|CP|EP|ETP|VPP)[1-9][0-9]{0,4})*$"
 
 
-def parse_layout(text: str) -> ParallelLayout:
-    """`"TP2xPP2"` to a layout; an axis not named is 1, and ETP as TP. Raises LayoutError, a ValueError."""
-    return ParallelLayout.parse(text)
-
-
 def _parses(text: str) -> str:
-    parse_layout(text)
+    ParallelLayout.parse(text)
     return text
 
 
@@ -365,7 +360,7 @@ class JobFile(JobPart):
             return value
         rules: LayoutRules = info.data["layouts"]
         texts = (*rules.allowed, *(pinned.layout for pinned in rules.pinned))
-        dp = min((parse_layout(text).dp for text in texts), default=1)
+        dp = min((ParallelLayout.parse(text).dp for text in texts), default=1)
         most = info.data["global_batch"] // (info.data["micro_batch"] * dp)
         if value.every_micro_batches >= most:
             raise ValueError(
@@ -431,6 +426,5 @@ __all__ = [
     "SecretReference",
     "StopRule",
     "job_file_schema",
-    "parse_layout",
     "step_of",
 ]

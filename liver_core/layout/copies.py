@@ -2,7 +2,7 @@
 
 from liver_core.layout.local_parameters import holder_ep, stages_of
 from liver_core.layout.manifest import Manifest
-from liver_core.layout.parallel import BufferClass, ParallelLayout
+from liver_core.layout.parallel import ParallelLayout
 
 
 def copies_of(manifest: Manifest, layout: ParallelLayout, rank: int, tensor: str) -> tuple[int, ...]:
@@ -12,9 +12,9 @@ def copies_of(manifest: Manifest, layout: ParallelLayout, rank: int, tensor: str
     buckets of their own, so they are shared out alike.
     """
     at, spec = layout.coordinates(rank), manifest.parameter(tensor)
-    of = layout.experts_lie_in if spec.is_expert else BufferClass.DENSE
-    own = at.etp if spec.is_expert else at.tp
-    cuts = range(layout.cut(expert=spec.is_expert)) if spec.tp_dim is None else (own,)
+    of = layout.buffer_class(expert=spec.is_expert)
+    whole, own = layout.cut(expert=spec.is_expert), layout.part(at, expert=spec.is_expert)
+    cuts = range(whole) if spec.tp_dim is None else (own,)
     stages = stages_of(manifest, layout, spec)
     shard, ep = layout.shard(of, at), holder_ep(manifest, layout, spec)
     return tuple(layout.owner(of, cut=cut, shard=shard, ep=ep, pp=stage) for stage in stages for cut in cuts)

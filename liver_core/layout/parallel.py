@@ -99,14 +99,17 @@ class ParallelLayout:
         """Ranks of a stage that hold the same parts of the same experts."""
         return self.stage_size // (self.expert_tp * self.ep)
 
-    @property
-    def experts_lie_in(self) -> BufferClass:
-        """The buffers of the experts' parameters."""
-        return BufferClass.EXPERT if self.ep > 1 else BufferClass.DENSE
+    def buffer_class(self, *, expert: bool) -> BufferClass:
+        """In which family of buffers a parameter lies, an expert's or another."""
+        return BufferClass.EXPERT if expert and self.ep > 1 else BufferClass.DENSE
 
     def cut(self, *, expert: bool) -> int:
         """Over how many ranks a parameter is split: TP, or ETP for an expert's."""
         return self.expert_tp if expert else self.tp
+
+    def part(self, at: Coordinates, *, expert: bool) -> int:
+        """Which of these parts a rank has: its place on TP, or on ETP for an expert's parameter."""
+        return at.etp if expert else at.tp
 
     def shards(self, of: BufferClass) -> int:
         """Number of ZeRO-1 shards of a bucket: Megatron shards over "dp-cp", and those of experts over expert DP."""

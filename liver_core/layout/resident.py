@@ -30,7 +30,7 @@ def resident_boxes(manifest: Manifest, layout: ParallelLayout, rank: int) -> tup
     found = []
     for shard in shard_ranges(manifest, layout, rank).parameters:
         spec = manifest.parameter(shard.tensor)
-        part = at.etp if spec.is_expert else at.tp
+        part = layout.part(at, expert=spec.is_expert)
         size = layout.cut(expert=spec.is_expert)
         for box, offset in local_to_global_boxes(spec, size, part, shard.param_start, shard.param_stop):
             found.append(ResidentBox(shard.tensor, box, shard.region_offset + offset))

@@ -136,7 +136,7 @@ def _stage_buckets(manifest: Manifest, layout: ParallelLayout, stage: int, ep: i
     rule = manifest.bucket_rule
     held_in: dict[BufferKey, list[LocalParameter]] = {}
     for local in stage_parameters(manifest, layout, stage, ep):
-        of = layout.experts_lie_in if local.spec.is_expert else BufferClass.DENSE
+        of = layout.buffer_class(expert=local.spec.is_expert)
         key = BufferKey(of, local.chunk, local.spec.dtype, manifest.gradient_dtype(local.spec))
         held_in.setdefault(key, []).append(local)
     found: list[Bucket] = []

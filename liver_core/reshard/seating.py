@@ -137,7 +137,7 @@ class _Rectangles:
 
     def __init__(self, layout: ParallelLayout, expert: bool) -> None:
         self._layout, self._expert = layout, expert
-        self._of = layout.experts_lie_in if expert else BufferClass.DENSE
+        self._of = layout.buffer_class(expert=expert)
         self._shards = layout.shards(self._of)
         self._steps = layout.pp * self._shards
         self._ep = layout.ep if self._of is BufferClass.EXPERT else 1

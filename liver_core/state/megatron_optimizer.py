@@ -204,7 +204,7 @@ def merge_manifest(
 
 def describing(layout: ParallelLayout) -> tuple[int, ...]:
     """Ranks that together describe the whole model: of each stage one with each share of the experts."""
-    of = layout.experts_lie_in
+    of = layout.buffer_class(expert=True)
     shares = range(layout.ep)
     return tuple(layout.owner(of, cut=0, shard=0, ep=ep, pp=stage) for stage in range(layout.pp) for ep in shares)
 

@@ -248,32 +248,29 @@ def _collection(
 def _memberships(layout: ParallelLayout, rank: int) -> dict[str, tuple[int, ...] | None]:
     """ProcessGroupCollection field -> the ranks of this rank's group, None where the rank is in no such group."""
 
-    def mine(axes: str) -> tuple[int, ...]:
-        return next(tuple(ranks) for ranks in layout.groups(axes) if rank in ranks)
+    def mine(groups: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+        return next(ranks for ranks in groups if rank in ranks)
 
-    def experts(axes: str) -> tuple[int, ...]:
-        return next(tuple(ranks) for ranks in layout.expert_groups(axes) if rank in ranks)
-
-    stages = mine("pp")
+    stages = mine(layout.groups("pp"))
     embedding = _ends(stages)
     return {
-        "tp": mine("tp"),
+        "tp": mine(layout.groups("tp")),
         "pp": stages,
-        "mp": mine("tp-pp"),
-        "cp": mine("cp"),
-        "tp_cp": mine("tp-cp"),
-        "dp": mine("dp"),
-        "dp_cp": mine("dp-cp"),
-        "tp_dp_cp": mine("tp-dp-cp"),
-        "intra_dp_cp": mine("dp-cp"),
+        "mp": mine(layout.groups("tp-pp")),
+        "cp": mine(layout.groups("cp")),
+        "tp_cp": mine(layout.groups("tp-cp")),
+        "dp": mine(layout.groups("dp")),
+        "dp_cp": mine(layout.groups("dp-cp")),
+        "tp_dp_cp": mine(layout.groups("tp-dp-cp")),
+        "intra_dp_cp": mine(layout.groups("dp-cp")),
         "embd": embedding if rank in embedding else None,
         "pos_embd": (stages[0],) if rank == stages[0] else None,
-        "ep": experts("ep"),
-        "expt_tp": experts("tp"),
-        "tp_ep": experts("tp-ep"),
-        "tp_ep_pp": experts("tp-ep-pp"),
-        "expt_dp": experts("dp"),
-        "intra_expt_dp": experts("dp"),
+        "ep": mine(layout.expert_groups("ep")),
+        "expt_tp": mine(layout.expert_groups("tp")),
+        "tp_ep": mine(layout.expert_groups("tp-ep")),
+        "tp_ep_pp": mine(layout.expert_groups("tp-ep-pp")),
+        "expt_dp": mine(layout.expert_groups("dp")),
+        "intra_expt_dp": mine(layout.expert_groups("dp")),
         "intra_dist_opt": tuple(range(layout.world_size)),
     }
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agent.protocol.jobfile import parse_layout
 from liver_core.layout import Member, ParallelLayout
 from liver_core.reshard.seating import near_units
 from service.planner.feasibility import CANDIDATES_MAX, candidates
@@ -122,7 +121,7 @@ def _in_use(inputs: PlanInputs) -> ParallelLayout | None:
     """The layout that the job has, or else had last."""
     if inputs.world is not None:
         return inputs.world.layout
-    return parse_layout(inputs.history[-1].layout) if inputs.history else None
+    return ParallelLayout.parse(inputs.history[-1].layout) if inputs.history else None
 
 
 def most_nodes(inputs: PlanInputs) -> int:

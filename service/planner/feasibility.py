@@ -8,7 +8,7 @@ size of each over expert tensor parallel ranks.
 from collections.abc import Iterator
 from itertools import product
 
-from agent.protocol.jobfile import JobFile, parse_layout
+from agent.protocol.jobfile import JobFile
 from liver_core.layout import LayoutError, ParallelLayout
 from liver_core.layout.fit import AXES_THAT_RUN, check_experts, further_axes
 from service.planner.inputs import LayoutUse, Violation
@@ -74,14 +74,14 @@ def rule_violations(job: JobFile) -> tuple[Violation, ...]:
     named += [(f"layouts.pinned.{i}.layout", pin.layout, pin.nodes) for i, pin in enumerate(job.layouts.pinned)]
     found = [*_unsupported(job), *_limits(job)]
     for field, text, nodes in named:
-        layout = parse_layout(text)
+        layout = ParallelLayout.parse(text)
         found += [Violation(field, f"{item.field}: {item.rule}") for item in violations(job, layout)]
         if nodes is not None and not job.nodes.min <= nodes <= job.nodes.max:
             found.append(Violation(field, f"nodes {nodes} must be within nodes {job.nodes.min}..{job.nodes.max}"))
         if nodes is not None and layout.world_size < nodes:
             found.append(Violation(field, f"{layout} has {layout.world_size} ranks, too few to use {nodes} nodes"))
     if job.policy is not None and job.policy.keep_tp:
-        sizes = sorted({parse_layout(text).tp for _, text, _ in named})
+        sizes = sorted({ParallelLayout.parse(text).tp for _, text, _ in named})
         if len(sizes) > 1:
             several = " and ".join(f"TP{size}" for size in sizes)
             found.append(Violation("policy.keep_tp", f"all layouts named must have one TP, layouts have {several}"))
@@ -123,7 +123,9 @@ def candidates(
         pinned = _pinned(job, nodes=nodes, history=history)
         return (pinned,) if pinned is not None and fits(job, pinned, slots=slots) else ()
     if job.layouts.allowed:
-        return tuple(layout for text in job.layouts.allowed if fits(job, layout := parse_layout(text), slots=slots))
+        return tuple(
+            layout for text in job.layouts.allowed if fits(job, layout := ParallelLayout.parse(text), slots=slots)
+        )
     return tuple(layout for layout in _enumerated(job, slots, in_use) if fits(job, layout, slots=slots))
 
 
@@ -138,10 +140,10 @@ def _pinned(job: JobFile, *, nodes: int, history: tuple[LayoutUse, ...]) -> Para
     if not choices:
         return None
     if not job.layouts.prefer_change:
-        return parse_layout(choices[0])
-    names = [str(parse_layout(choice)) for choice in choices]
+        return ParallelLayout.parse(choices[0])
+    names = [str(ParallelLayout.parse(choice)) for choice in choices]
     used = [names.index(use.layout) for use in history if use.nodes == nodes and use.layout in names]
-    return parse_layout(choices[(used[-1] + 1) % len(choices)] if used else choices[0])
+    return ParallelLayout.parse(choices[(used[-1] + 1) % len(choices)] if used else choices[0])
 
 
 def _enumerated(job: JobFile, slots: int, in_use: ParallelLayout | None) -> Iterator[ParallelLayout]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
 
-from agent.protocol.jobfile import JobFile, parse_layout
+from agent.protocol.jobfile import JobFile
 from liver_core.layout import ParallelLayout
 from liver_core.layout.experts import ExpertShape
 from service.planner.least_squares import non_negative, predictor_leverages
@@ -247,4 +247,4 @@ class StepTimes:
 
 @lru_cache(maxsize=256)
 def _fitted_to(shape: StepShape, measured: tuple[tuple[str, float], ...], rates: DeviceRates) -> StepTimeModel:
-    return fitted(shape, tuple(ObservedStep(parse_layout(name), seconds) for name, seconds in measured), rates)
+    return fitted(shape, tuple(ObservedStep(ParallelLayout.parse(name), seconds) for name, seconds in measured), rates)

@@ -1,6 +1,7 @@
 """The layouts of a job file as candidates of a policy, with the planner's own rules and step times. Pure."""
 
-from agent.protocol.jobfile import JobFile, parse_layout
+from agent.protocol.jobfile import JobFile
+from liver_core.layout.parallel import ParallelLayout
 from service.planner.change_cost import ChangeCost, state_bytes
 from service.planner.feasibility import candidates
 from service.planner.step_time import StepTimes
@@ -23,7 +24,7 @@ def candidates_of(
     times = StepTimes.of(job, measured, device)
     lost_s = cost.lost_s(state_bytes(job)) if change_s is None else change_s
     # Those that ran tell how the job cuts its experts; the one of most TP tells ETP where it is not as TP.
-    in_use = max((parse_layout(name) for name, _ in measured), key=lambda layout: layout.tp, default=None)
+    in_use = max((ParallelLayout.parse(name) for name, _ in measured), key=lambda layout: layout.tp, default=None)
     found: dict[int, Candidate] = {}
     for nodes in range(job.nodes.min, min(job.nodes.max, LAYOUTS_MAX) + 1):
         layouts = candidates(job, nodes=nodes, slots=nodes * slots_per_node, history=(), in_use=in_use)

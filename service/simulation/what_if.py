@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from agent.protocol.jobfile import JobFile, parse_layout
+from agent.protocol.jobfile import JobFile
 from liver_core.handoff.rung_costs import Prefer
+from liver_core.layout.parallel import ParallelLayout
 from service.planner.change_cost import ChangeCost, shipped_cost, state_bytes
 from service.planner.weighing.policy_question import knobs_of
 from service.policy.price_book import PriceSteps, constant, read_prices
@@ -124,7 +125,7 @@ def _times_of(job: JobFile, asked: ChangeTimes, layouts: Sequence[Candidate]) ->
         every_s = job.checkpoint.every_steps * median(each.step_time_s for each in layouts)
     parts: dict[str, float | None] = {}
     if (rule := job.drop_step) is not None:
-        batches = {each.layout: job.micro_batches(parse_layout(each.layout)) for each in layouts}
+        batches = {each.layout: job.micro_batches(ParallelLayout.parse(each.layout)) for each in layouts}
         parts = {name: rule.part_of_step(count) for name, count in batches.items()}
     return replace(
         asked,

@@ -3,7 +3,8 @@
 from collections import Counter
 from dataclasses import replace
 
-from agent.protocol.jobfile import JobFile, parse_layout
+from agent.protocol.jobfile import JobFile
+from liver_core.layout.parallel import ParallelLayout
 from service.planner.feasibility import rule_violations
 from tests.chaos.ground import names_of
 from tests.chaos.plan import (
@@ -38,7 +39,7 @@ def test_any_nodes_of_a_count_are_all_needed_by_its_layout_and_have_room_for_it(
         plan = plan_of(seed)
         slots = sorted((*plan.nodes, *plan.comes) if Kind.GROW in (plan.kind, plan.opens) else plan.nodes)
         for count, text in plan.layouts:
-            ranks = parse_layout(text).world_size
+            ranks = ParallelLayout.parse(text).world_size
             assert ranks <= min(sum(slots[:count]), RANKS_MAX), seed
             assert ranks > sum(slots[len(slots) - count + 1 :]), seed
 
@@ -47,7 +48,7 @@ def test_no_layout_makes_steps_of_half_a_minute_on_two_cores():
     for seed in SEEDS:
         plan = plan_of(seed)
         for _, text in plan.layouts:
-            layout = parse_layout(text)
+            layout = ParallelLayout.parse(text)
             micro_batches = plan.global_batch // plan.micro_batch // layout.dp
             assert (layout.tp - 1) * micro_batches * plan.model["num_layers"] <= EXCHANGES_MAX, seed
 

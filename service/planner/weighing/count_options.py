@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agent.protocol.jobfile import parse_layout
+from liver_core.layout.parallel import ParallelLayout
 from service.planner.change_cost import expected_change
 from service.planner.choices import Candidates, best_choice, lies_near, step_times
 from service.planner.goals import CountOption
@@ -74,4 +74,4 @@ def _usual_slots(inputs: PlanInputs, group: Sequence[PlanNode]) -> int:
     if not inputs.history:
         return 0
     last = inputs.history[-1]
-    return -(-parse_layout(last.layout).world_size // max(1, last.nodes))
+    return -(-ParallelLayout.parse(last.layout).world_size // max(1, last.nodes))

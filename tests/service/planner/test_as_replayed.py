@@ -7,8 +7,9 @@ from math import inf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agent.protocol.jobfile import JobFile, parse_layout
+from agent.protocol.jobfile import JobFile
 from liver_core.layout import Member
+from liver_core.layout.parallel import ParallelLayout
 from service.planner.change_cost import shipped_cost
 from service.planner.decision import decide
 from service.planner.inputs import LayoutUse, PlanInputs, PlannerVerdict, PlanNode, PoolMarket, World
@@ -40,7 +41,7 @@ def as_the_service_sees_it(spec: JobFile, asked: PolicyInputs) -> PlanInputs:
     if standing is not None:
         stay = sum(count for _, count in standing.use)
         members = tuple(f"n{at}" if at < stay else f"gone{at}" for at in range(standing.nodes))
-        world = World(1, parse_layout(standing.layout), tuple(Member(name, 0) for name in members))
+        world = World(1, ParallelLayout.parse(standing.layout), tuple(Member(name, 0) for name in members))
     market = PoolMarket(
         pool.pool,
         pool.usd_per_hour,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.protocol.jobfile import JobFile, parse_layout
+from agent.protocol.jobfile import JobFile
 from liver_core.layout import Member, ParallelLayout
 from service.planner import choices as module
 from service.planner.by_count import BestByCount, GrowingFleet
@@ -51,7 +51,7 @@ def test_candidates_are_sorted_by_their_steps_and_fit_the_nodes_that_the_job_may
 def test_choices_are_those_with_a_slot_for_every_rank_the_fastest_first():
     inputs = PlanInputs(job(layouts=ALLOWED), nodes(*"abc"), step_seconds=TIMES)
     known = Candidates.of(replace(inputs, nodes=nodes(*"abcd")))
-    measured = [Choice(parse_layout(name), StepEstimate(seconds, 0.0, True), 3, 1) for name, seconds in TIMES]
+    measured = [Choice(ParallelLayout.parse(name), StepEstimate(seconds, 0.0, True), 3, 1) for name, seconds in TIMES]
     assert choices(inputs, known) == [measured[2], measured[1]]
     assert best_choice(inputs, known) == measured[2]
     assert best_choice(replace(inputs, nodes=nodes("a")), known) is None
@@ -118,7 +118,7 @@ def test_a_job_that_keeps_its_tp_keeps_that_of_its_world_or_else_its_last(world,
         job(layouts={"allowed": ["TP4", "TP2", "PP2"]}, policy={"keep_tp": True}),
         nodes(*"abcd"),
         None if world is None else World(1, world, members(*names[: world.world_size])),
-        history=tuple(LayoutUse(2, str(parse_layout(name))) for name in history),
+        history=tuple(LayoutUse(2, str(ParallelLayout.parse(name))) for name in history),
     )
     assert {layout.tp for layout in fitting_layouts(inputs, 4)} == degrees
     assert {layout.tp for _, layout in Candidates.of(inputs).by_step} == degrees
@@ -127,8 +127,8 @@ def test_a_job_that_keeps_its_tp_keeps_that_of_its_world_or_else_its_last(world,
 
 
 FIRST, SECOND = "TP2xPP2xDP1", "TP2xPP1xDP2"
-ON_FOUR = World(1, parse_layout(FIRST), members("a0", "b0", "c0", "d0"))
-ON_THREE = World(1, parse_layout("PP3"), members("a0", "b0", "c0"))
+ON_FOUR = World(1, ParallelLayout.parse(FIRST), members("a0", "b0", "c0", "d0"))
+ON_THREE = World(1, ParallelLayout.parse("PP3"), members("a0", "b0", "c0"))
 
 
 @pytest.mark.parametrize(
@@ -140,14 +140,14 @@ ON_THREE = World(1, parse_layout("PP3"), members("a0", "b0", "c0"))
         (ON_FOUR, (FIRST,), "abcd", FIRST),
         (ON_FOUR, (FIRST,), "abcde", FIRST),
         (ON_FOUR, (), "abcd", FIRST),
-        (replace(ON_FOUR, layout=parse_layout(SECOND)), (FIRST, SECOND), "abcd", SECOND),
+        (replace(ON_FOUR, layout=ParallelLayout.parse(SECOND)), (FIRST, SECOND), "abcd", SECOND),
         # With another node for one of them, or from another number of nodes, it changes.
         (ON_FOUR, (FIRST,), "abce", SECOND),
         (ON_THREE, (FIRST, "TP1xPP3xDP1"), "abcd", SECOND),
     ],
 )
 def test_a_pinned_layout_is_changed_only_with_the_nodes(world, history, fleet, layout):
-    uses = tuple(LayoutUse(parse_layout(name).world_size, name) for name in history)
+    uses = tuple(LayoutUse(ParallelLayout.parse(name).world_size, name) for name in history)
     inputs = PlanInputs(JobFile.model_validate(JOB), nodes(*fleet), world, history=uses)
     assert named(fitting_layouts(inputs, 4)) == [layout]
 
@@ -228,7 +228,7 @@ def test_the_device_is_that_of_the_first_node_that_tells_its():
     ],
 )
 def test_from_how_many_nodes_on_a_layout_fits_by_hand(layout, least, holds, whole):
-    fleet, wanted = GrowingFleet((1, 4, 2), least), parse_layout(layout)
+    fleet, wanted = GrowingFleet((1, 4, 2), least), ParallelLayout.parse(layout)
     assert (fleet.holds_from(wanted), fleet.keeps_groups_from(wanted, wanted.tp)) == (holds, whole)
 
 

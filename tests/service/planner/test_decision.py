@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.protocol.jobfile import JobFile, parse_layout
+from agent.protocol.jobfile import JobFile
+from liver_core.layout.parallel import ParallelLayout
 from service.planner import losses
 from service.planner.decision import decide
 from service.planner.feasibility import candidates, violations
@@ -125,7 +126,7 @@ def test_a_measured_step_time_overrides_the_prediction():
 def test_a_job_does_not_move_for_a_gain_smaller_than_predictions_are_good():
     first = started(PlanInputs(job(layouts={"allowed": ["PP4", "DP4"]}), nodes("a", "b", "c", "d")))
     assert first.world is not None
-    here, there = str(first.world.layout), str(parse_layout("DP4" if first.world.layout.pp == 4 else "PP4"))
+    here, there = str(first.world.layout), str(ParallelLayout.parse("DP4" if first.world.layout.pp == 4 else "PP4"))
     inputs = replace(first, step_seconds=((here, 1.0), (there, 0.99)))
     assert decide(inputs).verdict is PlannerVerdict.STAY
 
@@ -145,7 +146,7 @@ def test_a_job_does_not_move_for_a_gain_smaller_than_predictions_are_good():
 def test_a_job_moves_for_three_percent_on_as_many_nodes_and_on_more(here, there, reason, there_s, moves):
     layouts = {"allowed": [here, there]}
     alone = started(PlanInputs(job(layouts={"allowed": [here]}), nodes(*"abcd"[: int(here[-1])])))
-    times = ((str(parse_layout(here)), 1.0), (str(parse_layout(there)), there_s))
+    times = ((str(ParallelLayout.parse(here)), 1.0), (str(ParallelLayout.parse(there)), there_s))
     decision = decide(replace(alone, job=job(layouts=layouts), nodes=nodes(*"abcd"), step_seconds=times))
     if moves:
         assert decision.verdict is PlannerVerdict.MOVE and decision.target is not None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.protocol.jobfile import parse_layout
+from liver_core.layout.parallel import ParallelLayout
 from service.planner import losses
 from service.planner.choices import Candidates, best_choice, step_times
 from service.planner.decision import decide, seconds_of
@@ -28,7 +28,7 @@ ZONED = tuple(PlanNode(f"{zone}{at}", 1, zone=zone) for zone in "xyz" for at in 
 )
 def test_a_loss_is_planned_from_the_list_of_all_nodes_as_it_is_from_those_that_are_left(slots, lost, measured):
     fleet = tuple(PlanNode(f"n{at}", count) for at, count in enumerate(slots))
-    times = tuple((str(parse_layout(name)), seconds) for name, seconds in dict(measured).items())
+    times = tuple((str(ParallelLayout.parse(name)), seconds) for name, seconds in dict(measured).items())
     inputs = PlanInputs(job(nodes={"min": 1, "max": 8}), fleet, step_seconds=times)
     left = without(inputs, tuple(f"n{at}" for at in lost))
     assert decide(left, Candidates.of(inputs)) == decide(left)
@@ -151,7 +151,7 @@ def test_layouts_by_count_of_a_fleet_that_is_not_there_yet_are_those_of_nodes_li
     allowed=st.sampled_from([(), ("TP4",), ("TP4", "PP2", "DP4"), ("TP2xPP2", "TP4xPP2", "PP3")]),
 )
 def test_the_layouts_for_all_numbers_of_nodes_are_those_of_each_number_asked_alone(slots, least, measured, allowed):
-    times = tuple((str(parse_layout(name)), seconds) for name, seconds in dict(measured).items())
+    times = tuple((str(ParallelLayout.parse(name)), seconds) for name, seconds in dict(measured).items())
     rules = job(nodes={"min": least, "max": 9}, layouts={"allowed": list(allowed)})
     inputs = PlanInputs(rules, tuple(PlanNode(f"n{at}", count) for at, count in enumerate(slots)), step_seconds=times)
     for found in layouts_by_count(inputs):
@@ -297,7 +297,7 @@ def test_groups_have_plans_up_to_a_size_and_of_equal_ones_the_smaller_first(monk
 def test_a_loss_that_no_plan_names_has_a_layout_on_nodes_with_the_devices_that_the_job_has():
     inputs = PlanInputs(job(layouts={"allowed": ["PP2"]}), tuple(PlanNode(name, 1, device="H100") for name in "ab"))
     [two] = layouts_by_count(inputs)
-    assert seconds_of(step_times(inputs).of_layout(parse_layout("PP2"))) in two.reason
+    assert seconds_of(step_times(inputs).of_layout(ParallelLayout.parse("PP2"))) in two.reason
     [other] = layouts_by_count(replace(inputs, nodes=nodes("a", "b")))
     assert two.reason != other.reason
 

@@ -1,6 +1,6 @@
 """The layouts that a replay of a job chooses among."""
 
-from agent.protocol.jobfile import parse_layout
+from liver_core.layout.parallel import ParallelLayout
 from service.planner.change_cost import shipped_cost
 from service.simulation.job_layouts import candidates_of
 from tests.service.planner.test_decision import JOB, job
@@ -13,6 +13,6 @@ def test_experts_stay_cut_as_in_the_layouts_that_ran():
         ((("TP1xPP1xDP4xEP4", 2.0), ("TP2xPP1xDP2xEP4xETP1", 1.0)), {4}),
     ):
         found = candidates_of(spec, slots_per_node=4, device="", cost=shipped_cost(), measured=measured)
-        layouts = [parse_layout(each.layout) for each in found]
+        layouts = [ParallelLayout.parse(each.layout) for each in found]
         assert {layout.ep for layout in layouts} == cuts
         assert all(layout.expert_tp == 1 for layout in layouts if layout.ep > 1)
