@@ -12,6 +12,7 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Callable
@@ -129,37 +130,36 @@ def _train(prefix: str) -> tuple[Any, Any]:
 
 def _in_ranks(prefix: str, layout: str) -> None:
     """A step of all ranks of a layout, each in a child. Raises what the first that fails raised."""
-    from torch.distributed import TCPStore
-
     from liver_core.layout import ParallelLayout
 
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    # Rank 0 serves the store: a store's thread looks names up, and a child forked meanwhile waits for that lock forever.
+    listening = socket.create_server(("127.0.0.1", 0))
     reader, writer = os.pipe()
     children = []
     for rank in range(ParallelLayout.parse(layout).world_size):
         if (child := os.fork()) == 0:
-            os.close(reader)
             try:
-                _step_with_experts(prefix, layout, rank, store.port)
+                _step_with_experts(prefix, layout, rank, listening)
             except BaseException as error:
                 os.write(writer, f"{type(error).__name__}: {error}"[:300].encode())
-                os._exit(1)
-            os._exit(0)
+            finally:
+                os._exit(0)
         children.append(child)
     os.close(writer)
+    listening.close()
     # The others may wait for one that failed, for as long as nobody ends them.
     is_said, _, _ = select.select([reader], [], [], WAITS_S)
     said = os.read(reader, 300) if is_said else b"did not end"
-    os.close(reader)
     for child in children:
         if said:
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+    os.close(reader)
     if said:
         raise RuntimeError(said.decode(errors="replace"))
 
 
-def _step_with_experts(prefix: str, layout: str, rank: int, port: int) -> None:
+def _step_with_experts(prefix: str, layout: str, rank: int, listening: socket.socket) -> None:
     from torch.distributed import TCPStore
 
     from liver_core.layout import Member, ParallelLayout, Roster
@@ -171,7 +171,8 @@ def _step_with_experts(prefix: str, layout: str, rank: int, port: int) -> None:
     prepare_process()
     parallel = ParallelLayout.parse(layout)
     roster = Roster("job", 1, parallel, tuple(Member(f"n{each}", 0) for each in range(parallel.world_size)))
-    store = TCPStore("127.0.0.1", port, is_master=False)
+    port, served = listening.getsockname()[1], listening.detach() if rank == 0 else None
+    store = TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False, master_listen_fd=served)
     world = bring_up(roster, rank, store, host="127.0.0.1", timeout_s=WAITS_S, collective_s=WAITS_S, name=layout)
     activate(world)
     seed_streams(world, seed=1, step=0)
