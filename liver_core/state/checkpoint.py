@@ -369,7 +369,8 @@ def load_checkpoint(
         raise CheckpointError(f"checkpoint {path}: {error_text(error)}{theirs.advice if theirs else ''}") from error
     module.load_state_dict(loaded["model"])
     with theirs.loading_optimizer(state) if theirs else keeping_settings(state):
-        load_optimizers(live.optimizer, loaded["parts"], loaded.get("optimizer", {}))
+        sharding = metadata["distrib_optim_sharding_type"]
+        load_optimizers(live.optimizer, loaded["parts"], loaded.get("optimizer", {}), sharding)
     readopt_moments(live)
     small = theirs.small_state(job, state, live) if theirs else read_small_state(path)
     return with_rates_that_count(small, state)

@@ -95,20 +95,17 @@ class MegatronCheckpoint:
         """Raise CheckpointError, with the rule, if its optimizer state cannot be cut to this layout."""
         if self.sharding == ANY_LAYOUT:
             return
-        tp, pp, ep = (self.arguments.get(f"{name}_model_parallel_size") for name in ("tensor", "pipeline", "expert"))
-        if (ep or 1) > 1:
+        theirs = [self.arguments.get(f"{name}_model_parallel_size") or 1 for name in ("tensor", "pipeline")]
+        ours, named = [layout.tp, layout.pp], "TP{}xPP{}"
+        if self.arguments.get("num_experts"):
+            etp = self.arguments.get("expert_tensor_parallel_size") or theirs[0]
+            theirs += [self.arguments.get("expert_model_parallel_size") or 1, etp]
+            ours, named = [*ours, layout.ep, layout.expert_tp], named + "xEP{}xETP{}"
+        if theirs != ours or self.arguments.get("virtual_pipeline_model_parallel_size"):
             raise _refused(
                 self.path,
-                f"its optimizer state is {ANY_DP} of a layout with EP{ep}, which is not read; write it with "
-                "--dist-ckpt-optim-fully-reshardable",
-            )
-        if (tp, pp, 1) != (layout.tp, layout.pp, layout.ep) or self.arguments.get(
-            "virtual_pipeline_model_parallel_size"
-        ):
-            raise _refused(
-                self.path,
-                f"its optimizer state is {ANY_DP}, so it loads only in TP{tp}xPP{pp} without virtual stages, in any "
-                f"DP, and not in {layout}; allow only such layouts, or write it with "
+                f"its optimizer state is {ANY_DP}, so it loads only in {named.format(*theirs)} without virtual "
+                f"stages, in any DP, and not in {layout}; allow only such layouts, or write it with "
                 "--dist-ckpt-optim-fully-reshardable",
             )
 

@@ -79,7 +79,16 @@ class OptimizerChain:
 
     def number_of(self, part: DistributedOptimizer) -> int:
         """Of a part, in Megatron's chain."""
-        return list(getattr(self.whole, "chained_optimizers", [self.whole])).index(part)
+        return self._chained.index(part)
+
+    @property
+    def is_of_several(self) -> bool:
+        """Whether Megatron's chain has more than one, some of which may own nothing."""
+        return len(self._chained) > 1
+
+    @property
+    def _chained(self) -> list[Any]:
+        return list(getattr(self.whole, "chained_optimizers", [self.whole]))
 
     def stats_group(self) -> dist.ProcessGroup:
         """The ranks over which the gradient norm is summed. Raises UnsupportedState where parts have others."""

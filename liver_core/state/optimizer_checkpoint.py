@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.optimizer.optimizer import param_group_identifier_keys
 
 from liver_core.state.checkpoint_files import CheckpointError
@@ -22,8 +23,13 @@ ANY_LAYOUT = "fully_reshardable"
 def sharded_optimizers(
     chain: OptimizerChain, model: dict[str, Any], metadata: dict[str, Any], **how: Any
 ) -> dict[int, Any]:
-    """Of each part, by its number in Megatron's chain."""
-    return {chain.number_of(part): _sharded_optimizer(part, model, metadata, **how) for part in chain.parts}
+    """Of each part, by its number in Megatron's chain. Keys of state that is not cut by parameters begin with it, as
+    Megatron writes them, where there are several."""
+    found = {chain.number_of(part): _sharded_optimizer(part, model, metadata, **how) for part in chain.parts}
+    if metadata["distrib_optim_sharding_type"] != ANY_LAYOUT and chain.is_of_several:
+        for number, part in found.items():
+            add_prefix_for_sharding(part, f"chained_{number}.")
+    return found
 
 
 def _sharded_optimizer(optimizer: Any, model: dict[str, Any], metadata: dict[str, Any], **how: Any) -> Any:
@@ -56,11 +62,13 @@ def _groups_of(optimizer: Any) -> dict[str, Any]:
     return {"optimizer": {"param_groups": groups}}
 
 
-def load_optimizers(chain: OptimizerChain, parts: Mapping[int, Any], written: Mapping[Any, Any]) -> None:
-    """Into each part what it asked for; their parameter groups are those that were `written`, of whichever optimizer.
-    Raises CheckpointError where there is none of a group's settings."""
+def load_optimizers(
+    chain: OptimizerChain, parts: Mapping[int, Any], written: Mapping[Any, Any], sharding: str
+) -> None:
+    """Into each part what it asked for, of this `sharding`; their parameter groups are those that were `written`, of
+    whichever optimizer. Raises CheckpointError where there is none of a group's settings."""
     for part in chain.parts:
-        loaded = parts[chain.number_of(part)]
+        loaded = {**parts[chain.number_of(part)], "param_state_sharding_type": sharding}
         # dp_reshardable has the groups with the tensors.
         whole = loaded if "optimizer" in loaded else {**_groups_for(part, written), **loaded}
         if part.optimizer.state:

@@ -32,7 +32,6 @@ from tests.benchmarks.handoff_model import (
     CHANGES,
     EXPERTS,
     GLOBAL_BATCH,
-    MICRO_BATCH,
     SEED,
     Model,
     memory_needed,
@@ -190,7 +189,7 @@ def measure_restarts(model: Model, options: Options, repeats: int, prefix: str) 
         entrypoint=model.entrypoint,
         args=model.arguments(prefix),
         global_batch=GLOBAL_BATCH,
-        micro_batch=MICRO_BATCH,
+        micro_batch=model.micro_batch,
         seed=SEED,
     )
     found = {}

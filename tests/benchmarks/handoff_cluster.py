@@ -23,7 +23,6 @@ from liver_core.handoff.rung_costs import deviation
 from liver_core.layout import Member
 from tests.benchmarks.handoff_model import (
     GLOBAL_BATCH,
-    MICRO_BATCH,
     SEED,
     Change,
     Model,
@@ -116,7 +115,7 @@ def rank_setup(model: Model, data_prefix: str, **changes: Any) -> RankSetup:
     """How the benchmark's ranks are started; their budget for extra bytes follows from the model."""
     settings: dict[str, Any] = {
         "global_batch": GLOBAL_BATCH,
-        "micro_batch": MICRO_BATCH,
+        "micro_batch": model.micro_batch,
         "seed": SEED,
         "transport": "mixed",
         "job": model.entrypoint,

@@ -85,6 +85,11 @@ class Model:
         return DEVICE_TIME_JOB if self.device_s else GPT_JOB
 
     @property
+    def micro_batch(self) -> int:
+        """With experts the round has a layout with more replicas."""
+        return MICRO_BATCH // 2 if self.experts else MICRO_BATCH
+
+    @property
     def parameters(self) -> int:
         return LAYERS * self.layer_parameters + 2 * VOCABULARY * self.hidden + self.hidden
 

@@ -1,5 +1,6 @@
 """A job of a user's own module, with experts, through a whole fleet: it grows, hears a notice, is drained, loses a node
-without one, comes back from its checkpoint, and is exported. Its losses are those of one process of Megatron alone.
+without one, comes back from its checkpoint, is suspended, goes on in another layout, and is exported. Its losses are
+those of one process of Megatron alone.
 """
 
 from __future__ import annotations
@@ -91,12 +92,21 @@ def test_a_job_of_its_own_with_experts_lives_through_a_fleet(processes: Processe
     cluster.end_node(lost)
     wait(180, lambda: lost not in job(api, job_id)["nodes"] and job(api, job_id)["state"] == "running", "a restart")
     moves(api, job_id, set(job(api, job_id)["nodes"]), "TP1")
+    (last,) = job(api, job_id)["nodes"]
+    interrupt(cluster.nodes[last].imds_url, ends_in_s=40.0)
+    wait(60, lambda: job(api, job_id)["state"] == "suspended", "the suspension")
+    cluster.end_node(last)
+    lost_steps = job(api, job_id)["lost_steps"]
+    for node_id in ("node-e", "node-f"):
+        cluster.start_node(node_id)
+    moves(api, job_id, {"node-e", "node-f"}, "DP2xEP2")
+    assert job(api, job_id)["lost_steps"] == lost_steps, "a job that is suspended saves its last step"
     api.post(f"/api/v1/jobs/{job_id}/stop")
     wait(90, lambda: job(api, job_id)["state"] == "stopped", "the end of the job")
 
     losses = {row["step"]: row["loss"] for row in api.steps(job_id, after=0)}
     assert sorted(losses) == list(range(1, max(losses) + 1))
-    steps = min(max(losses), 120)
+    steps = min(max(losses), 150)
     alone = run_alone(losses_alone, steps, timeout_s=200.0)
     assert max(abs(losses[step] - alone[step]) for step in alone) < 2e-4
     exported = CliRunner().invoke(

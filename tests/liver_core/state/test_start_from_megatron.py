@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from liver_core.handoff.messages import Rung
-from liver_core.layout import Member
+from liver_core.layout import Member, ParallelLayout
 from tests.cluster.rank_cluster import Cluster, RankSetup
 from tests.cluster.real_ranks import run_alone, run_ranks
 from tests.cluster.real_ranks_model import small_gpt
@@ -17,8 +17,9 @@ from tests.liver_core.rank.cutover.test_experts import BIAS, moe
 from tests.liver_core.rank.support.chain import Chain, World, gather
 from tests.liver_core.state.megatron_folder import BATCH, Saving, train_and_save
 from tests.liver_core.trial.test_trial import trial
+from tests.tiers import sample
 
-pytestmark = [pytest.mark.thorough, pytest.mark.real, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 ITERATION = "iter_0000003"
 Written = dict[str, tuple[str, list[dict[str, Any]]]]
 
@@ -40,6 +41,7 @@ def written(setup: RankSetup, tmp_path_factory: pytest.TempPathFactory) -> Writt
 
 
 @pytest.mark.parametrize(("sharding", "layout"), [("fully_reshardable", "TP2"), ("dp_reshardable", "TP1")])
+@pytest.mark.thorough
 def test_in_the_same_layout_every_bit_and_the_next_losses_are_megatrons(
     setup: RankSetup, written: Written, sharding: str, layout: str
 ):
@@ -59,6 +61,7 @@ def test_in_the_same_layout_every_bit_and_the_next_losses_are_megatrons(
 
 
 @pytest.mark.parametrize(("sharding", "layout"), [("fully_reshardable", "PP3"), ("dp_reshardable", "DP2")])
+@pytest.mark.thorough
 def test_in_another_layout_the_next_losses_are_megatrons_but_for_rounding(
     setup: RankSetup, written: Written, sharding: str, layout: str
 ):
@@ -67,6 +70,7 @@ def test_in_another_layout_the_next_losses_are_megatrons_but_for_rounding(
     assert _go_on(setup, path, layout).losses() == pytest.approx(expected, abs=5e-6)
 
 
+@pytest.mark.thorough
 def test_a_job_that_started_so_is_handed_over_live(corpus: str, written: Written):
     path, ranks = written["fully_reshardable"]
     with Cluster(RankSetup(small_gpt(corpus), global_batch=BATCH)) as cluster:
@@ -81,10 +85,15 @@ def test_a_job_that_started_so_is_handed_over_live(corpus: str, written: Written
 
 @pytest.mark.parametrize(
     ("sharding", "layout", "exactly"),
-    [
-        ("fully_reshardable", "DP2xEP2", True),
-        ("fully_reshardable", "PP2", False),
-    ],
+    sample(
+        [
+            ("fully_reshardable", "DP2xEP2", True),
+            ("fully_reshardable", "PP2", False),
+            ("dp_reshardable", "DP2xEP2", True),
+            ("dp_reshardable", "DP4xEP2", False),
+        ],
+        ("dp_reshardable", "DP2xEP2", True),
+    ),
 )
 def test_a_job_with_experts_goes_on_with_and_without_ep(
     corpus: str, tmp_path: Path, sharding: str, layout: str, exactly: bool
@@ -97,13 +106,15 @@ def test_a_job_with_experts_goes_on_with_and_without_ep(
     assert losses == pytest.approx(expected, abs=1e-7 if exactly else 5e-6)
 
 
-def test_state_of_experts_that_is_not_cut_by_parameters_is_refused(corpus: str, tmp_path: Path):
+@pytest.mark.thorough
+def test_state_of_experts_that_is_not_cut_by_parameters_is_refused_in_another_ep(corpus: str, tmp_path: Path):
     setup = RankSetup(moe(corpus, **BIAS), global_batch=BATCH, last_step=5)
     run_ranks(train_and_save, 2, setup, Saving("DP2xEP2", str(tmp_path), "dp_reshardable"))
-    with pytest.raises(AssertionError, match="dp_reshardable of a layout with EP2, which is not read"):
-        _go_on(setup, str(tmp_path / ITERATION), "DP2xEP2")
+    with pytest.raises(AssertionError, match="loads only in TP1xPP1xEP2xETP1 without virtual stages, in any DP, and"):
+        _go_on(setup, str(tmp_path / ITERATION), "DP2")
 
 
+@pytest.mark.thorough
 def test_state_that_only_fits_its_own_layout_is_refused_elsewhere_before_training(setup: RankSetup, written: Written):
     with pytest.raises(AssertionError, match="aborted") as failed:
         _go_on(setup, written["dp_reshardable"][0], "TP2")
@@ -121,6 +132,7 @@ def test_state_that_only_fits_its_own_layout_is_refused_elsewhere_before_trainin
         ({"decay_steps": 500}, "scheduler: lr_decay_steps is 10000 there and 500 in the job (in steps of the job's"),
     ],
 )
+@pytest.mark.thorough
 def test_another_model_or_schedule_is_refused_by_field(
     corpus: str, written: Written, changes: dict[str, Any], rule: str
 ):
@@ -137,18 +149,21 @@ def test_another_model_or_schedule_is_refused_by_field(
         ({"iteration": 12}, "iteration is 12 there; the folder must have its name"),
     ],
 )
+@pytest.mark.thorough
 def test_what_cannot_be_loaded_is_refused_by_field(written: Written, tmp_path: Path, change: dict[str, Any], rule: str):
     copy = shutil.copytree(written["fully_reshardable"][0], tmp_path / ITERATION)
     assert rule in run_alone(_refusal_after, str(copy), change)
 
 
 @pytest.mark.parametrize("name", ["metadata.json", ".metadata", "common.pt"])
+@pytest.mark.thorough
 def test_half_a_folder_is_refused_by_name(written: Written, tmp_path: Path, name: str):
     copy = Path(shutil.copytree(written["fully_reshardable"][0], tmp_path / ITERATION))
     (copy / name).unlink()
     assert f"start_from {copy}: {name} is missing" in run_alone(_refusal_after, str(copy), {})
 
 
+@pytest.mark.thorough
 def test_the_legacy_format_is_refused_by_name(tmp_path: Path):
     (tmp_path / ITERATION / "mp_rank_00").mkdir(parents=True)
     assert "ckpt_format is torch; write it with --ckpt-format torch_dist" in run_alone(
@@ -156,6 +171,7 @@ def test_the_legacy_format_is_refused_by_name(tmp_path: Path):
     )
 
 
+@pytest.mark.thorough
 def test_other_gradient_buckets_are_refused_by_field_where_the_state_is_cut_by_them(corpus: str, written: Written):
     buckets = {"overlap_grad_reduce": True, "ddp_bucket_size": 20_000}
     with pytest.raises(AssertionError, match="aborted") as failed:
@@ -163,6 +179,7 @@ def test_other_gradient_buckets_are_refused_by_field_where_the_state_is_cut_by_t
     assert "gradient buckets must be those that it was written with (ddp in the job file)" in str(failed.value)
 
 
+@pytest.mark.thorough
 def test_a_master_that_is_not_the_one_of_its_weight_is_refused(corpus: str, tmp_path: Path):
     setup = RankSetup(small_gpt(corpus, precision="bf16"), global_batch=BATCH, last_step=5)
     run_ranks(train_and_save, 1, setup, Saving("TP1", str(tmp_path), "dp_reshardable", spoiled=True))
@@ -178,6 +195,7 @@ def test_a_master_that_is_not_the_one_of_its_weight_is_refused(corpus: str, tmp_
         ("dp_reshardable", "missing", "loads only in TP1xPP1 without virtual stages, in any DP, and not in TP2"),
     ],
 )
+@pytest.mark.thorough
 def test_a_trial_says_whether_a_job_can_start_from_it(
     corpus: str, written: Written, sharding: str, result: str, text: str
 ):
@@ -192,7 +210,7 @@ def test_a_trial_says_whether_a_job_can_start_from_it(
 
 
 def _go_on(setup: RankSetup, path: str, layout: str) -> Chain:
-    nodes = "abc"[: int(layout[-1])]
+    nodes = "abcd"[: ParallelLayout.parse(layout).world_size]
     with Cluster(setup) as cluster:
         cluster.launch(layout, nodes, checkpoint=path)
         cluster.finish()
