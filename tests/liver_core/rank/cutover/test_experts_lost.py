@@ -122,6 +122,7 @@ def test_a_step_dropped_on_the_way_to_stages_of_which_one_has_no_experts_is_done
     worlds = World("DP2xEP2", "ab"), World("PP2xDP2xEP2", "cbad")
     setup = RankSetup(
         moe(corpus, **BIAS, **LOSSES, **LATE),
+        global_batch=12,
         micro_batch=1,
         trace=True,
         drop_every=1,
