@@ -21,7 +21,7 @@ from service.cli.main import app
 from tests.cluster.real_ranks import run_alone
 from tests.deploy.demo.test_unannounced_loss import job, last_step, trains_on, wait
 
-pytestmark = [pytest.mark.thorough, pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.thorough, pytest.mark.real, pytest.mark.timeout(900)]
 
 ARGUMENTS = {"num_layers": 6, "num_experts": 4}
 BATCH, SEED = 8, 3
