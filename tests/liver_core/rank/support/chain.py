@@ -209,7 +209,7 @@ def load_by_megatron_alone(world: Any, state: Any, path: str) -> None:
     }
     loaded: Any = dist_checkpointing.load({"model": model, "parts": parts}, path)
     module.load_state_dict(loaded["model"])
-    load_optimizers(chain, loaded["parts"], loaded["optimizer"])
+    load_optimizers(chain, loaded["parts"], loaded["optimizer"], metadata["distrib_optim_sharding_type"])
 
 
 def step_without_gradients(state: Any) -> None:
