@@ -31,6 +31,8 @@ IN_CONFIG = (
     *((name, name) for name in ("moe_router_bias_update_rate", "moe_router_load_balancing_type", "moe_router_dtype")),
     *((name, name) for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff", "moe_router_topk_scaling_factor")),
     *((name, name) for name in ("moe_router_pre_softmax", "moe_router_num_groups", "moe_router_group_topk")),
+    *((name, name) for name in ("moe_shared_expert_gate", "moe_input_jitter_eps", "moe_expert_capacity_factor")),
+    *((name, name) for name in ("moe_pad_expert_input_to_capacity", "moe_token_drop_policy")),
     ("layernorm_epsilon", "norm_epsilon"),
     ("layernorm_zero_centered_gamma", "apply_layernorm_1p"),
 )

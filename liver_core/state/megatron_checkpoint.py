@@ -17,6 +17,7 @@ from megatron.core.dist_checkpointing import load_common_state_dict
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from liver_core.layout import ParallelLayout
+from liver_core.layout.experts import layers_with_experts
 from liver_core.state.checkpoint_files import MEGATRON_FILES, THEIRS, CheckpointError
 from liver_core.state.kept_settings import keeping_settings, schedule_refusal
 from liver_core.state.live_state import LiveState
@@ -30,6 +31,7 @@ from liver_core.training.job import TrainingJob, TrainState
 from liver_core.worlds.megatron import MegatronWorld
 
 ANY_DP = "dp_reshardable"
+FREQUENCY = "moe_layer_freq"
 # Megatron's arguments that say what the model is.
 OF_ANY_PRECISION = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
@@ -37,9 +39,9 @@ OF_ANY_PRECISION = (
     *("position_embedding_type", "rotary_percent", "rotary_base", "rotary_interleaved"),
     *("add_bias_linear", "add_qkv_bias", "swiglu", "squared_relu", "quick_geglu"),
     *("untie_embeddings_and_output_weights", "multi_latent_attention", "num_experts", "moe_ffn_hidden_size"),
-    *("moe_shared_expert_intermediate_size", "moe_layer_freq", "moe_router_topk", "moe_router_score_function"),
+    *("moe_shared_expert_intermediate_size", FREQUENCY, "moe_router_topk", "moe_router_score_function"),
     *("moe_router_enable_expert_bias", "moe_router_pre_softmax", "moe_router_topk_scaling_factor"),
-    *("moe_router_num_groups", "moe_router_group_topk"),
+    *("moe_router_num_groups", "moe_router_group_topk", "moe_shared_expert_gate", "moe_expert_capacity_factor"),
 )
 OF_THE_MODEL = (*OF_ANY_PRECISION, "bf16", "fp16")
 
@@ -47,10 +49,17 @@ OF_THE_MODEL = (*OF_ANY_PRECISION, "bf16", "fp16")
 def model_refusal(theirs: Mapping[str, Any], ours: Mapping[str, Any], names: Iterable[str] = OF_THE_MODEL) -> str:
     """The first of these arguments that says that a checkpoint is of another model than the job's. Empty if none."""
     for name in names:
+        if name == FREQUENCY and _layers(theirs) == _layers(ours):
+            continue
         # An argument that is not given is None there; a setting that the job's model does not have is absent here.
         if name in theirs and theirs[name] != (present := ours.get(name)) and (theirs[name] or present is not None):
             return f"{name} is {theirs[name]!r} there and {present!r} in the job's model; must be equal"
     return ""
+
+
+def _layers(arguments: Mapping[str, Any]) -> tuple[bool, ...]:
+    """Which have experts, whichever way it is said."""
+    return layers_with_experts(arguments.get(FREQUENCY) or 1, arguments.get("num_layers") or 0)
 
 
 @dataclass(frozen=True, slots=True)

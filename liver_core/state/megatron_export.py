@@ -62,9 +62,16 @@ OF_EXPERTS = (
     "moe_router_load_balancing_type",
     "moe_aux_loss_coeff",
     "moe_z_loss_coeff",
+    "moe_input_jitter_eps",
+    "moe_expert_capacity_factor",
+    "moe_token_drop_policy",
 )
 """Versions of Megatron differ in which of them they take over: all are given."""
-EXPERT_SWITCHES = ("moe_router_enable_expert_bias", "moe_router_pre_softmax")
+EXPERT_SWITCHES = (
+    *("moe_router_enable_expert_bias", "moe_router_pre_softmax", "moe_shared_expert_gate"),
+    "moe_pad_expert_input_to_capacity",
+)
+OF_SEVERAL_WORDS = ("moe_router_load_balancing_type", "moe_aux_loss_coeff")
 SWITCHES = ("bf16", "fp16", "qk_layernorm", "attention_softmax_in_fp32", "fp32_residual_connection", "quick_geglu")
 # No such model has been exported. Its projections would need arguments of their own.
 NOT_EXPORTED = ("multi_latent_attention",)
@@ -118,7 +125,7 @@ def export_checkpoint(source: Path, folder: Path) -> Exported:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    return Exported(str(folder), str(source), small["step"], small["consumed_samples"], _flags(arguments), remarks)
+    return Exported(str(folder), str(source), small["step"], small["consumed_samples"], flags_of(arguments), remarks)
 
 
 def _small_state(source: Path) -> dict[str, Any]:
@@ -244,17 +251,20 @@ def _umask() -> int:
     return present
 
 
-def _flags(arguments: Mapping[str, Any]) -> list[str]:
+def flags_of(arguments: Mapping[str, Any]) -> list[str]:
+    """For `pretrain_gpt.py`, of what `megatron_arguments` found."""
     names, on_off = TO_BE_GIVEN, SWITCHES
     if arguments.get("num_experts"):
         names, on_off = (*TO_BE_GIVEN, *OF_EXPERTS), (*SWITCHES, *EXPERT_SWITCHES)
     switches = [_flag(name) for name in on_off if arguments.get(name)]
-    given = [f"{_flag(name)} {_value(arguments[name])}" for name in names if name in arguments]
+    given = [f"{_flag(name)} {_value(name, arguments[name])}" for name in names if name in arguments]
     return ["--use-checkpoint-args", "--use-distributed-optimizer", GIVEN_SCHEDULE, *switches, *given]
 
 
-def _value(value: Any) -> str:
-    """As one word of a command line."""
+def _value(name: str, value: Any) -> str:
+    """On a command line: one word, but for a list of which Megatron takes a word each."""
+    if name in OF_SEVERAL_WORDS and isinstance(value, list):
+        return " ".join(map(str, value))
     return str(value).replace(" ", "")
 
 
