@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from liver_core.layout import ParallelLayout
 from liver_core.same_value import same_value
 from liver_core.state.megatron_optimizer import model_and_main, unwrapped
 from liver_core.state.optimizer_chain import optimizer_chain
@@ -48,7 +49,17 @@ def check_built(state: Any, world: MegatronWorld) -> TrainState:
             f"share_embeddings_and_output_weights: tied embeddings do not run with PP above 1 (layout {world.layout}); "
             "build with share_embeddings_and_output_weights=False, or allow layouts with PP1 only"
         )
+    check_sequence(state.config, world.layout)
     return state
+
+
+def check_sequence(config: Any, layout: ParallelLayout) -> None:
+    """Megatron refuses this in the first forward pass only, which is too late for a handoff."""
+    if layout.tp > 1 and getattr(config, "num_moe_experts", None) and not config.sequence_parallel:
+        raise UnsupportedState(
+            f"sequence_parallel: is off, and Megatron trains experts with TP above 1 (layout {layout}) only with it; "
+            "build with sequence_parallel=True where TP is above 1, or allow layouts with TP1 only"
+        )
 
 
 def tied_embeddings(state: TrainState) -> bool:

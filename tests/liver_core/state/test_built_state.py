@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 
+from liver_core.layout import ParallelLayout
+from liver_core.state.built_state import check_sequence
+from liver_core.state.step_counts import UnsupportedState
 from tests.cluster.real_ranks import run_alone
 
 pytestmark = pytest.mark.timeout(120)
@@ -24,6 +30,18 @@ def test_what_a_module_keeps_beside_its_parameters_is_refused_by_name_unless_eac
     assert said["made by build"] == ""
     assert said["kept"].startswith("buffer decoder.seen: is persistent, of shape (3,);")
     assert "persistent=False" in said["kept"] and "small_state" in said["kept"]
+
+
+@pytest.mark.parametrize(
+    ("experts", "layout", "sequence_parallel", "refused"),
+    [(4, "TP2", False, True), (4, "TP2", True, False), (4, "DP2xEP2", False, False), (None, "TP2", False, False)],
+)
+def test_experts_with_tp_and_without_sequence_parallelism_are_refused_before_anything_is_handed_over(
+    experts: int | None, layout: str, sequence_parallel: bool, refused: bool
+):
+    config = SimpleNamespace(num_moe_experts=experts, sequence_parallel=sequence_parallel)
+    with pytest.raises(UnsupportedState, match="^sequence_parallel: is off") if refused else nullcontext():
+        check_sequence(config, ParallelLayout.parse(layout))
 
 
 def _kept() -> dict[str, str]:
@@ -47,8 +65,6 @@ def _kept() -> dict[str, str]:
 
 def _refused() -> dict[str, str]:
     from dataclasses import fields
-    from types import SimpleNamespace
-
     from liver_core.worlds import cpu_compat
 
     cpu_compat.apply()
