@@ -58,6 +58,7 @@ IN_LAYOUT = (
     ("pp", "pipeline_model_parallel_size"),
     ("cp", "context_parallel_size"),
     ("ep", "expert_model_parallel_size"),
+    ("expert_tp", "expert_tensor_parallel_size"),
     ("dp", "data_parallel_size"),
     ("world_size", "world_size"),
 )

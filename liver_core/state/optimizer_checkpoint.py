@@ -62,9 +62,7 @@ def _groups_of(optimizer: Any) -> dict[str, Any]:
     return {"optimizer": {"param_groups": groups}}
 
 
-def load_optimizers(
-    chain: OptimizerChain, parts: Mapping[int, Any], written: Mapping[Any, Any], sharding: str
-) -> None:
+def load_optimizers(chain: OptimizerChain, parts: Mapping[int, Any], written: Mapping[Any, Any], sharding: str) -> None:
     """Into each part what it asked for, of this `sharding`; their parameter groups are those that were `written`, of
     whichever optimizer. Raises CheckpointError where there is none of a group's settings."""
     for part in chain.parts:

@@ -253,6 +253,8 @@ class GptJob(MegatronJob):
             "num_moe_experts": args.num_experts,
             "moe_ffn_hidden_size": args.moe_ffn,
             "moe_router_dtype": "fp32",
+            # Megatron wants it of a token's only expert: after a softmax over one the router would learn nothing.
+            "moe_router_pre_softmax": args.moe_router_topk == 1 and args.moe_router_score_function == "softmax",
             # Megatron trains experts with tensor parallelism only where sequences are cut over its ranks.
             "sequence_parallel": layout.tp > 1,
         }

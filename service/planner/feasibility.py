@@ -112,6 +112,11 @@ def _limits(job: JobFile) -> Iterator[Violation]:
         for at, by in enumerate(sizes):
             if size is not None and size % by:
                 yield Violation(f"layouts.limits.{name}.{at}", f"{by} must divide model.{field}, {size}")
+    most = job.layouts.tensor_parallel_max
+    for at, by in enumerate(limits.expert_tensor_parallel):
+        if most and by > most:
+            rule = f"{by} must be at most layouts.tensor_parallel_max, {most}"
+            yield Violation(f"layouts.limits.expert_tensor_parallel.{at}", rule)
 
 
 def candidates(

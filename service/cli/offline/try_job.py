@@ -39,6 +39,8 @@ def there(name):
         return False
 print(",".join(name for name in sys.argv[1:] if not there(name)))
 """
+SLOTS_TRIED = (4, 16, 64, 256)
+"""Layouts of at most so many ranks; of more only where experts are cut so often that there are no others."""
 _COLOURS = {"ok": typer.colors.GREEN, "warning": typer.colors.YELLOW, "missing": typer.colors.RED}
 Finding = dict[str, Any]
 
@@ -94,6 +96,19 @@ def lacking(python: str, needed: Sequence[str]) -> str:
         f"{python} has no {lacks.replace(',', ', ')}: install it with {install_command('core')}, "
         "or name an interpreter that has it with --python"
     )
+
+
+def layouts_to_try(job: "JobFile") -> list[str]:
+    """Those that the job file names; where it only says how experts may be cut, those of few ranks that it allows.
+    Empty: the usual ones."""
+    from service.planner.feasibility import candidates
+
+    named = [*job.layouts.allowed, *dict.fromkeys(pinned.layout for pinned in job.layouts.pinned)]
+    limits = job.layouts.limits
+    if named or not (limits.expert_model_parallel or limits.expert_tensor_parallel):
+        return named
+    found = (candidates(job, nodes=1, slots=slots, history=()) for slots in SLOTS_TRIED)
+    return next(([str(layout) for layout in each] for each in found if each), [])
 
 
 class _Trial:
@@ -184,7 +199,7 @@ class _Trial:
             "micro_batch": job.micro_batch,
             "seed": job.seed,
             "workdir": folder,
-            "layouts": [*job.layouts.allowed, *dict.fromkeys(pinned.layout for pinned in job.layouts.pinned)],
+            "layouts": layouts_to_try(job),
             "layout": layout or "",
             "steps": steps,
             "start_from": job.start_from,

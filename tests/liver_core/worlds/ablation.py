@@ -132,7 +132,7 @@ def _in_ranks(prefix: str, layout: str) -> None:
     """A step of all ranks of a layout, each in a child. Raises what the first that fails raised."""
     from liver_core.layout import ParallelLayout
 
-    # Rank 0 serves the store: a store's thread looks names up, and a child forked meanwhile waits for that lock forever.
+    # Rank 0 serves the store. Its thread looks names up, and a child forked meanwhile waits for that lock forever.
     listening = socket.create_server(("127.0.0.1", 0))
     reader, writer = os.pipe()
     children = []

@@ -115,6 +115,24 @@ def test_what_the_child_finds_becomes_a_line_each_and_the_job_is_ready(tmp_path:
     assert (plan["args"]["hidden_size"], plan["layout"]) == (64, "")
 
 
+@pytest.mark.parametrize(
+    ("limits", "tried"),
+    [
+        ({"expert_model_parallel": [2], "expert_tensor_parallel": [1]}, {"TP2xPP1xDP1xEP2xETP1", "TP1xPP1xDP2xEP2"}),
+        ({"expert_model_parallel": [8]}, {"TP1xPP1xDP8xEP8"}),
+    ],
+)
+def test_where_only_the_cut_of_experts_is_said_layouts_with_it_are_tried(
+    tmp_path: Path, limits: dict[str, list[int]], tried: set[str]
+):
+    model = {**JOB["model"], "num_experts": 8, "moe_ffn_hidden_size": 64}
+    script = interpreter(tmp_path, does=says(found("builds", "ok")))
+    result = attempt(tmp_path, python=script, model=model, layouts={"limits": limits}, micro_batch=1)
+    layouts = json.loads((tmp_path / "plan").read_text())["layouts"]
+    assert tried <= set(layouts), result.output
+    assert all(f"xEP{limits['expert_model_parallel'][0]}" in layout for layout in layouts)
+
+
 def test_ready_names_the_layouts_that_were_run_and_those_that_were_only_built(tmp_path: Path):
     lines = (found("builds", "ok"), {"built": ["TP2", "PP2"], "ran": ["TP1"]}, {"ran": ["TP1", "PP2"]})
     result = attempt(tmp_path, python=interpreter(tmp_path, does=says(*lines)))

@@ -131,6 +131,10 @@ def test_limits_of_experts_must_divide_them_and_need_a_model_that_has_them():
         Violation("layouts.limits.expert_model_parallel.1", "3 must divide model.num_experts, 8"),
         Violation("layouts.limits.expert_tensor_parallel.1", "5 must divide model.moe_ffn_hidden_size, 96"),
     )
+    wide = {"tensor_parallel_max": 1, "limits": {"expert_tensor_parallel": [1, 2]}}
+    assert rule_violations(job(EXPERTS, layouts=wide)) == (
+        Violation("layouts.limits.expert_tensor_parallel.1", "2 must be at most layouts.tensor_parallel_max, 1"),
+    )
     assert rule_violations(job(layouts=limits)) == (
         Violation("layouts.limits.expert_model_parallel", "needs model.num_experts"),
         Violation("layouts.limits.expert_tensor_parallel", "needs model.num_experts"),

@@ -18,7 +18,7 @@ from liver_core.layout import Member
 from tests.cluster.rank_cluster import Cluster, RankSetup
 from tests.cluster.real_ranks_process import Fault
 from tests.liver_core.rank.cutover.test_experts import BIAS, LATE, LOSSES, moe, train_alone
-from tests.liver_core.rank.support.amended import AmendedJob, member
+from tests.liver_core.rank.support.amended import AmendedJob
 from tests.liver_core.rank.support.chain import World, gather
 from tests.liver_core.rank.support.drops import hold_at, permit_held, prepare_within_a_step
 from tests.liver_core.rank.support.stream_random import Story
@@ -186,17 +186,17 @@ def test_of_an_amended_plan_the_newest_target_gets_experts_and_bias(corpus: str)
     stream = {**STREAM, "tile_elements": 1 << 12}
     with AmendedJob(RankSetup(moe(corpus, **BIAS), trace=True, pace_s=0.2, stream=stream)) as job:
         job.begin(SOURCE, "ab")
-        job.arm(member("a"), "middle tile", "hold")
+        job.arm(Member("a", 0), "middle tile", "hold")
         first = job.live("DP4xEP4", "acde")
-        job.await_passage(member("a"), "middle tile")
+        job.await_passage(Member("a", 0), "middle tile")
         newer = job.amend(first, "TP1", "a")
-        job.let_go(member("a"), "middle tile")
+        job.let_go(Member("a", 0), "middle tile")
         job.ends_in(newer, "TP1", "a")
-        job.arm(member("a"), "build_model", "hold")
+        job.arm(Member("a", 0), "build_model", "hold")
         first = job.live(TARGET, "af")
-        job.await_passage(member("a"), "build_model")
+        job.await_passage(Member("a", 0), "build_model")
         newer = job.amend(first, SOURCE, "fa")
-        job.let_go(member("a"), "build_model")
+        job.let_go(Member("a", 0), "build_model")
         job.ends_in(newer, SOURCE, "fa")
         job.held_what_stop_and_copy_gives(Story(0, "adam", "fp32", 2, ()))
 
