@@ -63,6 +63,7 @@ PARTS = (
     Part("product", 200, "service, agents and a job that loses, gains and loses nodes, beside the device"),
     Part("several", 50, "TP2xPP2 to PP3 and back, a GPU for each rank"),
     Part("relay", 60, "reads over a stream relay while the source rewrites: edges, bandwidth, step time"),
+    Part("experts", 90, "reference job with experts and a bias, live and by stop-and-copy; both oracles"),
 )
 
 

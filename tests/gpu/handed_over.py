@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from liver_core.handoff.messages import CutoverDeadlines, Rung
@@ -39,14 +41,15 @@ def judged(
     *,
     gpus: tuple[str, ...] = (),
     on_device: tuple[tuple[str, int], tuple[str, int]] | None = None,
+    job: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Any]:
     """What each handoff took. Raises AssertionError, with the reason, where state differs or a rung was not kept.
 
     on_device: (layout, rank) before and after of a survivor; the device then has room for little more than a tile of
-    its next world, and the rest of all next worlds waits in host memory.
+    its next world, and the rest of all next worlds waits in host memory. job: more of its arguments.
     """
     with tempfile.TemporaryDirectory() as folder:
-        arguments = small_gpt(build_corpus(Path(folder)), **SHAPES[device])
+        arguments = small_gpt(build_corpus(Path(folder)), **{**SHAPES[device], **job})
         setup = RankSetup(arguments, record=True, checkpoint_at_boundary=folder, bring_up_s=LIMIT_S, gpus=gpus)
         if on_device is not None:
             least, _ = tight(manifest_of(setup), *on_device, streams=rungs[0] is Rung.LIVE)
@@ -58,12 +61,22 @@ def judged(
             unequal = differences(before, after)
             if on_device is None:  # What waits in host memory has no weights before the pause is over.
                 unequal += differences(chain.weights("source", generation - 1), chain.weights("target", generation))
+            unequal += _other_biases(chain, generation)
             assert not unequal, f"after {worlds[generation - 1].layout} state differs: {', '.join(unequal[:4])}"
         wanted = [(f"{folder}/generation-{number - 1}", worlds[number - 1].layout) for number in generations]
         for generation, loaded in zip(generations, load_with_megatron(setup, wanted), strict=True):
             gathered = chain.records[("target", generation)] if on_device is None else None
             assert_as_megatron_loads(loaded, chain.records[("switched", generation)], gathered)
     return [taken(chain, worlds, generation) for generation in generations]
+
+
+def _other_biases(chain: Chain, generation: int) -> list[str]:
+    """Names of what steps change beside parameters that a rank did not get as the world before had it."""
+    had: dict[str, str] = {}
+    for record in chain.records[("source", generation - 1)].values():
+        had |= record["step_tensors"]["after"]
+    got = [record["step_tensors"]["after"] for record in chain.records[("switched", generation)].values()]
+    return sorted({name for each in got for name in each if each[name] != had[name]})
 
 
 def run(setup: RankSetup, worlds: tuple[World, ...], rungs: tuple[Rung, ...]) -> Chain:
