@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from liver_core.layout import ParallelLayout
-from liver_core.state.built_state import check_sequence
-from liver_core.state.step_counts import UnsupportedState
 from tests.cluster.real_ranks import run_alone
 
 pytestmark = pytest.mark.timeout(120)
@@ -25,42 +23,55 @@ def test_every_setting_that_is_refused_exists_and_is_named_with_what_to_set():
         assert any(words in said for words in ("set it to", "use fp8_recipe", "use 'alltoall'")), said
 
 
-def test_what_a_module_keeps_beside_its_parameters_is_refused_by_name_unless_each_build_makes_it():
-    said = run_alone(_kept)
+@pytest.fixture(scope="module")
+def said() -> dict[str, str]:
+    return run_alone(_said)
+
+
+def test_what_a_module_keeps_beside_its_parameters_is_refused_by_name_unless_each_build_makes_it(said: dict[str, str]):
     assert said["made by build"] == ""
     assert said["kept"].startswith("buffer decoder.seen: is persistent, of shape (3,);")
     assert "persistent=False" in said["kept"] and "small_state" in said["kept"]
 
 
-@pytest.mark.parametrize(
-    ("experts", "layout", "sequence_parallel", "refused"),
-    [(4, "TP2", False, True), (4, "TP2", True, False), (4, "DP2xEP2", False, False), (None, "TP2", False, False)],
-)
-def test_experts_with_tp_and_without_sequence_parallelism_are_refused_before_anything_is_handed_over(
-    experts: int | None, layout: str, sequence_parallel: bool, refused: bool
-):
-    config = SimpleNamespace(num_moe_experts=experts, sequence_parallel=sequence_parallel)
-    with pytest.raises(UnsupportedState, match="sequence_parallel: is off") if refused else nullcontext():
-        check_sequence(config, ParallelLayout.parse(layout))
+def test_experts_with_tp_and_without_sequence_parallelism_are_refused_when_they_are_built(said: dict[str, str]):
+    assert said["experts in TP2"].startswith("sequence_parallel: is off") and "TP2" in said["experts in TP2"]
+    for name in ("experts in TP2, cut by sequence", "experts in DP2xEP2", "dense in TP2"):
+        assert said[name] == "", name
 
 
-def _kept() -> dict[str, str]:
+def _said() -> dict[str, str]:
     import torch
 
+    from liver_core.layout import ParallelLayout
     from liver_core.state import built_state
     from liver_core.state.step_counts import UnsupportedState
 
-    def said(*, persistent: bool) -> str:
-        model = torch.nn.Module()
-        model.decoder = torch.nn.Linear(2, 2)
-        model.decoder.register_buffer("seen", torch.zeros(3), persistent=persistent)
+    def refusal(check: Callable[..., None], *arguments: Any) -> str:
         try:
-            built_state._check_buffers(model)
+            check(*arguments)
         except UnsupportedState as refused:
             return str(refused)
         return ""
 
-    return {"kept": said(persistent=True), "made by build": said(persistent=False)}
+    def keeping(*, persistent: bool) -> torch.nn.Module:
+        model = torch.nn.Module()
+        model.decoder = torch.nn.Linear(2, 2)
+        model.decoder.register_buffer("seen", torch.zeros(3), persistent=persistent)
+        return model
+
+    def sequence(experts: int | None, layout: str, *, cut: bool) -> str:
+        config = SimpleNamespace(num_moe_experts=experts, sequence_parallel=cut)
+        return refusal(built_state.check_sequence, config, ParallelLayout.parse(layout))
+
+    return {
+        "kept": refusal(built_state._check_buffers, keeping(persistent=True)),
+        "made by build": refusal(built_state._check_buffers, keeping(persistent=False)),
+        "experts in TP2": sequence(4, "TP2", cut=False),
+        "experts in TP2, cut by sequence": sequence(4, "TP2", cut=True),
+        "experts in DP2xEP2": sequence(4, "DP2xEP2", cut=False),
+        "dense in TP2": sequence(None, "TP2", cut=False),
+    }
 
 
 def _refused() -> dict[str, str]:

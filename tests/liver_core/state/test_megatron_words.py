@@ -9,6 +9,8 @@ import pytest
 from liver_core.state.megatron_checkpoint import model_refusal
 from liver_core.state.megatron_export import flags_of
 
+pytestmark = pytest.mark.thorough
+
 
 def test_a_list_is_a_word_each_where_megatron_takes_several_and_one_word_where_it_takes_one():
     said = {"moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss"], "moe_aux_loss_coeff": [0.01, 0.02]}
