@@ -52,6 +52,7 @@ class JobWires:
         self._order, self._keys, self._send = order, keys, send
         self.bytes_per_s: float | None = None
         """What one node gets of another, by the newest measurement here that brought a figure."""
+        self._handoff_id = ""
         self._said = ""
         self._next_at: dict[str, float] = {}
         self._offers_from = 0.0
@@ -64,6 +65,9 @@ class JobWires:
         order = self._order()
         if order is None or not any(map(self._is_elsewhere, order.peers)):
             return ""
+        if self._handoff_id not in ("", handoff_id):
+            self._node.relays.expect_nobody(self._handoff_id)
+        self._handoff_id = handoff_id
         return self._node.relays.name_for(handoff_id, self._keys(), order.spec.stream_gbps_max)
 
     def tick(self, active: Roster | None, *, is_calm: bool) -> None:

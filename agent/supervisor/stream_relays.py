@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import sys
 import uuid
 from collections import OrderedDict
@@ -19,6 +20,8 @@ from typing import Any, BinaryIO
 
 REMEMBERED_MAX = 16
 READY_S, END_S = 20.0, 5.0
+LISTEN_S = 3.0
+"""So long a relay tries to get its port, which the one before may be about to give up."""
 BRIEF_S = 60.0
 """A relay of a measurement that nobody has used for so long ends, if its agent is gone."""
 _log = logging.getLogger(__name__)
@@ -44,6 +47,7 @@ class StreamRelays:
     def __init__(self, settings: RelaySettings) -> None:
         self._settings = settings
         self._names: OrderedDict[str, str] = OrderedDict()
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._brief: set[asyncio.subprocess.Process] = set()
 
@@ -55,11 +59,18 @@ class StreamRelays:
         if handoff_id not in self._names:
             self._names[handoff_id] = name = f"liver-relay-{uuid.uuid4()}"
             while len(self._names) > REMEMBERED_MAX:
-                self._names.popitem(last=False)
+                self._processes.pop(self._names.popitem(last=False)[0], None)
             task = asyncio.create_task(self._start(name, handoff_id, tuple(peer_keys), stream_gbps_max))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return self._names[handoff_id]
+
+    def expect_nobody(self, handoff_id: str) -> None:
+        """This handoff is over: no rank comes to its relay any more, which ends once none is connected."""
+        process = self._processes.pop(handoff_id, None)
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGUSR1)
 
     @contextlib.asynccontextmanager
     async def for_a_while(self, check_id: str, peer_keys: Sequence[str]) -> AsyncIterator[str]:
@@ -83,8 +94,10 @@ class StreamRelays:
 
     async def _start(self, name: str, handoff_id: str, peer_keys: Sequence[str], gbps_max: float | None) -> None:
         await asyncio.gather(*map(self._end_brief, tuple(self._brief)))
-        config = self._config(name, handoff_id, peer_keys) | {"stream_gbps_max": gbps_max}
-        _, said = await self._launch(config)
+        config = self._config(name, handoff_id, peer_keys) | {"stream_gbps_max": gbps_max, "listen_s": LISTEN_S}
+        process, said = await self._launch(config)
+        if process is not None and handoff_id in self._names:
+            self._processes[handoff_id] = process
         if "error" in said:
             _log.warning(
                 "handoff %s: no stream relay, other machines read this node's ranks over gloo in the pause: %s",
@@ -136,6 +149,10 @@ class StreamRelays:
             async with asyncio.timeout(READY_S):
                 line = await process.stdout.readline()
             return process, json.loads(line or b'{"error": "it ended before it listened"}')
+        except asyncio.CancelledError:
+            if brief and process is not None:
+                await self._end_brief(process)
+            raise
         except (OSError, TimeoutError, ValueError) as error:
             return process, {"error": str(error) or "it did not listen in time"}
 

@@ -6,10 +6,19 @@ import pytest
 
 from tests.benchmarks.wire_report import case, line, most_sent_gbps, targets
 
-NAMED = {"gbps": 10.0, "delay_ms": 0.0, "loss": 0.0, "change": "move", "size": "64MB", "iperf_gbps": 8.0}
+NAMED = {
+    "gbps": 10.0,
+    "delay_ms": 0.0,
+    "loss": 0.0,
+    "overtaking": 0.0,
+    "change": "move",
+    "size": "64MB",
+    "iperf_gbps": 8.0,
+}
 MEASURED = {
     "stream_bytes_per_s": 0.9e9,
     "copied_s": 0.2,
+    "streaming_since": 0.15,
     "bytes_moved": 48e6,
     "bytes_reread": 0.0,
     "bytes_replayed": 32e6,
@@ -25,7 +34,11 @@ MEASURED = {
     "torn_reads": 0.0,
     "step_time_ratio_streaming": 1.01,
 }
-SEEN = SimpleNamespace(sent={"a": [(0.1 * at, 90_000_000 * at) for at in range(8)]}, relay_cpu_s=0.08, load_average=1.0)
+SEEN = SimpleNamespace(
+    sent={"a": [(0.1 * at, 90_000_000 * at) for at in range(8)]},
+    cpu_s={"relays": [(0.1 * at, 0.01 * at) for at in range(9)], "sources": [], "targets": [(0.0, 0.0), (0.5, 1.0)]},
+    load_average=1.0,
+)
 
 
 def test_a_case_compares_with_the_link_and_with_the_bound():
@@ -33,6 +46,7 @@ def test_a_case_compares_with_the_link_and_with_the_bound():
     assert made["stream_gbps"] == pytest.approx(7.2) and made["sent_gbps"] == pytest.approx(7.2)
     assert made["pause_bound_s"] == pytest.approx(0.15), "one and a half times 0.1 GB over 1 GB/s"
     assert made["relay_cpu_s_per_gb"] == pytest.approx(1.0)
+    assert made["cores_while_streaming"] == pytest.approx({"relays": 0.1, "targets": 2.0})
     assert all(each["met"] for each in targets([made]))
     assert "7.20 and sent 7.20 of 8.00 Gb/s" in line(made)
 

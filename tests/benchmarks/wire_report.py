@@ -38,7 +38,8 @@ def case(named: Mapping[str, Any], rung: str, measured: Mapping[str, Any], seen:
         "open_to_boundary_s": measured["open_to_boundary_s"],
         "torn": measured["torn_reads"],
         "slowdown_of_steps": measured["step_time_ratio_streaming"],
-        "relay_cpu_s_per_gb": seen.relay_cpu_s / (relayed / 1e9) if relayed else None,
+        "relay_cpu_s_per_gb": _taken(seen.cpu_s["relays"]) / (relayed / 1e9) if relayed else None,
+        "cores_while_streaming": None if stream is None else _cores(measured, seen),
         "load_average": seen.load_average,
     }
 
@@ -52,6 +53,26 @@ def _pause_bound_s(named: Mapping[str, Any], measured: Mapping[str, Any]) -> flo
 def _sent_gbps(seconds: float, seen: Any) -> float | None:
     rates = [most_sent_gbps(samples, seconds) for samples in seen.sent.values()]
     return max((rate for rate in rates if rate is not None), default=None)
+
+
+def _taken(samples: Sequence[tuple[float, float]]) -> float:
+    return samples[-1][1] - samples[0][1] if samples else 0.0
+
+
+def _cores(measured: Mapping[str, Any], seen: Any) -> dict[str, float] | None:
+    """How many cores relays, sources and targets kept busy from the first to the last byte of the first pass."""
+    since, until = measured["streaming_since"], measured["streaming_since"] + measured["copied_s"]
+    cores = {who: cores_taken(samples, since, until) for who, samples in seen.cpu_s.items()}
+    return {who: taken for who, taken in cores.items() if taken is not None} or None
+
+
+def cores_taken(samples: Sequence[tuple[float, float]], since: float, until: float) -> float | None:
+    """Processor seconds a second between the two samples that surround a stretch, by samples of (time, seconds)."""
+    first = max((at for at, (time, _) in enumerate(samples) if time <= since), default=0)
+    last = min((at for at, (time, _) in enumerate(samples) if time >= until), default=len(samples) - 1)
+    if last <= first:
+        return None
+    return (samples[last][1] - samples[first][1]) / (samples[last][0] - samples[first][0])
 
 
 def most_sent_gbps(samples: Sequence[tuple[float, int]], seconds: float) -> float | None:
@@ -106,7 +127,11 @@ def verdicts(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def line(case: Case) -> str:
     """One case for people."""
-    late = f" late {case['delay_ms']:g} ms" * (case["delay_ms"] > 0) + f" lost {case['loss']:g}" * (case["loss"] > 0)
+    late = "".join(
+        f" {word} {case[name]:g}{unit}"
+        for word, name, unit in (("late", "delay_ms", " ms"), ("lost", "loss", ""), ("overtaking", "overtaking", ""))
+        if case[name] > 0
+    )
     head = f"{case['gbps']:g} Gb/s{late} {case['change']} {case['size']}"
     if "failed" in case:
         return f"{head}: FAILED {case['failed']}"

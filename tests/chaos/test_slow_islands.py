@@ -28,8 +28,10 @@ def test_packets_are_late_from_and_to_one_island_until_it_is_over(islands: SlowI
     usual_s = echoes.round_trip_s()
     islands.late("a", LATE_S)
     late_s = echoes.round_trip_s()
+    islands.late("a", LATE_S, early=1.0)
+    early_s = echoes.round_trip_s()
     islands.late("a", 0.0)
-    assert usual_s < LATE_S and late_s >= 2 * LATE_S
+    assert usual_s < LATE_S and late_s >= 2 * LATE_S and early_s < LATE_S
     assert echoes.round_trip_s() < LATE_S
 
 

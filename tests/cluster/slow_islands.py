@@ -58,12 +58,12 @@ class SlowIslands(Islands):
     def join(self, name: str) -> None:
         self.late(name, 0.0)
 
-    def late(self, name: str, seconds: float, lost: float = 0.0) -> None:
+    def late(self, name: str, seconds: float, lost: float = 0.0, early: float = 0.0) -> None:
         """From now on packets from and to this island take so long; infinity: they are lost. `lost`: the share of them
-        that is lost anyway."""
+        that is lost anyway, `early`: the share that is not late, and so overtakes those before it."""
         carrier = self._carrier
         assert carrier is not None and carrier.stdin is not None
-        carrier.stdin.write(f"{name} {seconds} {lost}\n")
+        carrier.stdin.write(f"{name} {seconds} {lost} {early}\n")
         carrier.stdin.flush()
 
     def _join_all(self) -> None:
@@ -79,7 +79,7 @@ class Carrier:
 
     def __init__(self, prefix: str, names: Sequence[str]) -> None:
         self._wires: dict[bytes, tuple[str, int]] = {}
-        self._late: dict[str, tuple[float, float]] = {}
+        self._late: dict[str, tuple[float, float, float]] = {}
         self._random = random.Random(1)
         self._waiting: list[tuple[float, int, int, bytes]] = []
         self._number = 0
@@ -102,8 +102,8 @@ class Carrier:
 
     def _obey(self, line: str) -> bool:
         if words := line.split():
-            name, seconds, lost = words
-            self._late[name] = float(seconds), float(lost)
+            name, seconds, lost, early = words
+            self._late[name] = float(seconds), float(lost), float(early)
         return bool(line)
 
     def _take(self, source: str, wire: int) -> None:
@@ -113,9 +113,11 @@ class Carrier:
             to, target = self._wires.get(packet[16:20], ("", -1))
             if packet[0] >> 4 != 4 or target < 0:
                 return
-            delay_s, lost = max(self._late.get(name, (0.0, 0.0)) for name in (source, to))
+            delay_s, lost, early = max(self._late.get(name, (0.0, 0.0, 0.0)) for name in (source, to))
             if delay_s == math.inf or self._random.random() < lost:
                 return
+            if self._random.random() < early:
+                delay_s = 0.0
             self._number += 1
             heapq.heappush(self._waiting, (time.monotonic() + delay_s, self._number, target, packet))
             self._send_due()

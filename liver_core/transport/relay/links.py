@@ -125,11 +125,9 @@ class Link:
             answer = self._answer = Answer.decode(bytes(self._header))
             if not self.asked or answer.number != self._expected:
                 raise WireError(f"an answer to request {answer.number}, expected {self._expected}")
-            chunk = self.asked[0]
-            if answer.status is Status.WHOLE and answer.bytes != chunk.bytes:
-                raise WireError(f"{answer.bytes} bytes for a request of {chunk.bytes}")
+            _check(answer, self.asked[0])
             if answer.bytes:
-                self._views.extend(self._landing(chunk, answer))
+                self._views.extend(self._landing(self.asked[0], answer))
                 return
         chunk = self.asked.popleft()
         self.asked_bytes -= chunk.bytes
@@ -165,6 +163,16 @@ class Link:
         return len(chunk.table) <= VIEWS_MAX and is_host(chunk.target.device)
 
 
+def _check(answer: Answer, chunk: Chunk) -> None:
+    """Raises WireError for what is no answer to this request."""
+    if answer.status is Status.WHOLE and answer.bytes != chunk.bytes:
+        raise WireError(f"{answer.bytes} bytes for a request of {chunk.bytes}")
+    if answer.status is Status.MOVED and (answer.bytes or chunk.guard is None):
+        raise WireError(
+            f"{answer.bytes} bytes of another version, for a request {'with' if chunk.guard else 'without'} a guard"
+        )
+
+
 class Links:
     """All connections to one relay. `lost`: why there is none any more."""
 
@@ -182,7 +190,7 @@ class Links:
 
     @property
     def late(self) -> Chunk:
-        """One that has not arrived, where some have not."""
+        """One that has not arrived, of links that are `busy`."""
         return next((link.asked[0] for link in self.links if link.asked), None) or self.waiting[0]
 
     def fill(self) -> None:

@@ -1,6 +1,6 @@
 """Reads of the memory of another process of this machine, without its help (process_vm_readv, Linux 3.2).
 
-The kernel allows it to who may trace that process: the same user where Yama does not forbid it, or CAP_SYS_PTRACE.
+The kernel allows it to who may trace that process: its user, where Yama does not forbid it, or CAP_SYS_PTRACE.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 
 from liver_core.transport.protocol import Guard
 from liver_core.transport.relay.messages import BYTES_MAX, Request
+from liver_core.transport.relay.rank_user import RankUser
 
 IOV_MAX = 1024
 WORD_BYTES = 8
@@ -77,12 +78,12 @@ class Memory(Protocol):
 
 
 class ProcessMemory:
-    """`Memory` of the host, of one process as long as it lives. Believe nothing that was read before `check_lives`: the
-    number may have become another process's."""
+    """`Memory` of the host, of one process as long as it lives and is `user`'s. Believe nothing that was read before
+    `check_lives`: the number may have become another process's."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, user: RankUser) -> None:
         """Raises UnreadableMemory if there is no such process."""
-        self.pid = pid
+        self.pid, self._user = pid, user
         try:
             self._process = open(os.pidfd_open(pid), buffering=0, mode="rb")  # noqa: SIM115 (closed with its last reader)
         except OSError as error:
@@ -103,27 +104,40 @@ class ProcessMemory:
 
     def _read(self, remote: int, count: int, address: int, size: int) -> None:
         """By the `count` iovecs at `remote`, to so many bytes at `address`."""
+        try:
+            self._user.enter()
+        except OSError as error:
+            text = f"the relay cannot read as the ranks' user {self._user.uid}: {error.strerror or error}"
+            raise UnreadableMemory(text) from None
         got = _readv(self.pid, ctypes.byref(_IoVec(address, size)), 1, remote, count, 0)
         if got != size:
-            raise UnreadableMemory(_why_not(self.pid, ctypes.get_errno() if got < 0 else 0))
+            raise UnreadableMemory(_why_not(self.pid, self._user, ctypes.get_errno() if got < 0 else 0))
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process has not ended."""
+        ended = select.poll()
+        ended.register(self._process, select.POLLIN)
+        return not ended.poll(0)
 
     def check_lives(self) -> None:
         """Raises UnreadableMemory if the process has ended."""
-        ended = select.poll()
-        ended.register(self._process, select.POLLIN)
-        if ended.poll(0):
+        if not self.lives:
             raise UnreadableMemory(f"process {self.pid} has ended")
 
 
-def _why_not(pid: int, number: int) -> str:
+def _why_not(pid: int, user: RankUser, number: int) -> str:
     if not number:
         return f"process {pid} has released a part of what was to be read"
     text = f"the memory of process {pid} cannot be read: {os.strerror(number)}"
     if number != 1:  # EPERM
         return text
-    scope = _YAMA.read_text().strip() if _YAMA.exists() else "0"
-    remedy = f"set kernel.yama.ptrace_scope=0 (it is {scope}), or" if scope != "0" else "run it as the ranks' user, or"
-    return f"{text}; {remedy} give the agent CAP_SYS_PTRACE"
+    scope = int(_YAMA.read_text()) if _YAMA.exists() else 0
+    if user.uid != os.geteuid():
+        lower = f"set kernel.yama.ptrace_scope to 1 (it is {scope})"
+        return f"{text}; {lower if scope > 1 else f'it is not a process of user {user.uid} alone'}"
+    remedy = f"set kernel.yama.ptrace_scope=0 (it is {scope})" if scope else "run it as the ranks' user"
+    return f"{text}; {remedy}, or give the agent CAP_SYS_PTRACE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +229,11 @@ class ServedRank:
     places: Mapping[str, Place]
     held: Held = field(default_factory=Held)
     counters: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
+
+    @property
+    def pieces(self) -> int:
+        """Of all regions together."""
+        return sum(len(place.bases) for place in self.places.values())
 
     def read(self, request: Request, block: Block) -> tuple[bool, int]:
         """Fill the block with the request's bytes: whether the guard held, and what its counter was.

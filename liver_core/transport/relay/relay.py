@@ -8,6 +8,7 @@ process does. Only who holds the handoff's key is let in; only processes of the 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import socket
 import threading
@@ -30,9 +31,9 @@ from liver_core.transport.relay.messages import (
     WireError,
 )
 from liver_core.transport.relay.sockets import (
-    BUFFER_BYTES,
     admit,
     dial,
+    is_open,
     peer_process,
     receive,
     receive_local,
@@ -43,14 +44,17 @@ from liver_core.transport.relay.sockets import (
 READERS_MAX = 1_024
 STRANGERS_MAX = 256
 """Connections that have not proved yet that they hold the key."""
-LOCALS_MAX = 256
-ENDPOINTS_MAX = 256
+LOCALS_MAX = 512
+ENDPOINTS_MAX, PIECES_MAX = 256, 1 << 20
+HOST_CHARACTERS_MAX = 255
 TOKEN_BYTES, TOKENS_MAX = 32, 8
 DIAL_S_MAX = 30.0
 UNUSED_S, LONELY_S = 900.0, 10.0
 """A relay ends when no rank has come within the first, and when none is connected any more for the second: its handoff
 is over, or its ranks are."""
-_LOOK_S = 1.0
+_LOOK_S, _LISTEN_AGAIN_S, _BUDGET_LOOK_S = 1.0, 0.1, 0.25
+_BURST_S = 0.05
+"""Of unused time that a budget makes up for."""
 _log = logging.getLogger(__name__)
 
 
@@ -58,7 +62,8 @@ _log = logging.getLogger(__name__)
 class RelayConfig:
     """`local`: name of the abstract unix socket for ranks. `host`, `ports`: where readers connect, the first free one.
     `keys`: of the handoff, the current first. `uids`: users of ranks. `stream_bytes_per_s`: most that it sends of what
-    is guarded, which is read while the ranks train; None: all. `unused_s`: as UNUSED_S."""
+    is guarded, which is read while the ranks train; None: all. `unused_s`, `lonely_s`: as UNUSED_S and LONELY_S.
+    `listen_s`: so long it tries to get a port."""
 
     local: str
     host: str
@@ -67,6 +72,8 @@ class RelayConfig:
     uids: tuple[int, ...]
     stream_bytes_per_s: float | None = None
     unused_s: float = UNUSED_S
+    lonely_s: float = LONELY_S
+    listen_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -83,25 +90,31 @@ class RelayCounts:
 class Budget:
     """A token bucket: `take` sleeps until so many bytes may be sent. For any thread."""
 
-    def __init__(self, bytes_per_s: float | None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate, self._clock = bytes_per_s, clock
+    def __init__(
+        self,
+        bytes_per_s: float | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._rate, self._clock, self._sleep = bytes_per_s, clock, sleep
         self._lock = threading.Lock()
         self._free_at = 0.0
 
-    def wait_s(self, size: int) -> float:
-        """Reserve `size` bytes: how long to wait before they are sent."""
-        if self._rate is None:
-            return 0.0
-        with self._lock:
-            now = self._clock()
-            start = max(now, self._free_at)
-            self._free_at = start + size / self._rate
-            return start - now
-
-    def take(self, size: int) -> None:
-        """Wait for the right to send `size` bytes."""
-        if (seconds := self.wait_s(size)) > 0:
-            time.sleep(seconds)
+    def take(self, size: int, still_wanted: Callable[[], bool] = lambda: True) -> bool:
+        """Wait for the right to send `size` bytes. False, with nothing taken, once nobody wants them any more."""
+        if self._rate is None or not size:
+            return True
+        while True:
+            with self._lock:
+                now = self._clock()
+                if now >= self._free_at:
+                    self._free_at = max(self._free_at, now - _BURST_S) + size / self._rate
+                    return True
+                wait_s = min(self._free_at - now, _BUDGET_LOOK_S)
+            self._sleep(wait_s)
+            if not still_wanted():
+                return False
 
 
 class Relay:
@@ -118,10 +131,11 @@ class Relay:
         self._budget = Budget(config.stream_bytes_per_s)
         self._ended = threading.Event()
         self._lonely_from = time.monotonic() + config.unused_s
-        self._local_count = 0
+        self._expects = True
+        self._locals: dict[socket.socket, ProcessMemory | None] = {}
         self._readers: set[socket.socket] = set()
         self._strangers = threading.BoundedSemaphore(STRANGERS_MAX)
-        self._tcp = listen(config.host, config.ports)
+        self._tcp = listen(config.host, config.ports, time.monotonic() + config.listen_s)
         self.port: int = self._tcp.getsockname()[1]
         self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._unix.bind(f"\0{config.local}")
@@ -133,7 +147,11 @@ class Relay:
             threading.Thread(target=self._accept, args=(listener, take), name=f"relay-{name}", daemon=True).start()
         while not self._ended.wait(_LOOK_S):
             with self._lock:
-                lonely = not self._local_count and time.monotonic() > self._lonely_from
+                lonely = not self._locals and (not self._expects or time.monotonic() > self._lonely_from)
+                dead = [each for each, process in self._locals.items() if process is not None and not process.lives]
+            for each in dead:  # What a rank has forked may have its connection still.
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
             if lonely:
                 self.end()
         for listener in (self._tcp, self._unix):
@@ -145,6 +163,10 @@ class Relay:
     def end(self) -> None:
         """Have `serve` return. For any thread, and for a signal handler."""
         self._ended.set()
+
+    def expect_nobody(self) -> None:
+        """No rank comes any more: end once none is connected. As `end`."""
+        self._expects = False
 
     def _accept(self, listener: socket.socket, take: Callable[[socket.socket], None]) -> None:
         while not self._ended.is_set():
@@ -178,7 +200,6 @@ class Relay:
             with self._lock:
                 self._readers.add(connection)
             try:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
                 self._answer_all(connection)
             except (OSError, WireError) as error:
                 _log.info("a reader is gone: %s", error)
@@ -193,8 +214,12 @@ class Relay:
                 request = Request.decode(header, receive(connection, Request.body_bytes(header)))
                 answer, text = self._answer(request, block)
                 whole = answer.status is Status.WHOLE
-                if request.guard is not None:
-                    self._budget.take(answer.bytes)
+                if (
+                    whole
+                    and request.guard is not None
+                    and not self._budget.take(answer.bytes, lambda: is_open(connection) and not self._ended.is_set())
+                ):
+                    return
                 send_all(connection, [answer.encode(), block.bytes[: answer.bytes] if whole else text])
 
     def _answer(self, request: Request, block: Block) -> tuple[Answer, bytes]:
@@ -218,57 +243,70 @@ class Relay:
     # Ranks of this machine.
 
     def _take_local(self, connection: socket.socket) -> None:
-        pid, uid = peer_process(connection)
+        pid, user = peer_process(connection)
+        process = None
+        with contextlib.suppress(UnreadableMemory):  # Who has no number here can be connected, but not read.
+            process = ProcessMemory(pid, user)
         with self._lock:
-            refused = uid not in self.config.uids or self._local_count >= LOCALS_MAX
+            refused = user.uid not in self.config.uids or len(self._locals) >= LOCALS_MAX
             if not refused:
-                self._local_count += 1
+                self._locals[connection] = process
         if refused:
             connection.close()
-        elif not _in_a_thread(self._serve_local, connection, pid):
-            self._forget_local({})
+        elif not _in_a_thread(self._serve_local, connection, process):
+            self._forget_local(connection, {})
 
-    def _serve_local(self, connection: socket.socket, pid: int) -> None:
+    def _serve_local(self, connection: socket.socket, process: ProcessMemory | None) -> None:
         registered: dict[str, ServedRank] = {}
         try:
-            with connection, contextlib.suppress(OSError, WireError):
-                while True:
-                    message, descriptors = receive_local(connection)
-                    for each in descriptors:
-                        socket.close(each)
-                    self._obey(connection, pid, message, registered)
+            with connection, contextlib.suppress(OSError):
+                try:
+                    while True:
+                        self._hear(connection, process, registered)
+                except WireError as error:
+                    send_local(connection, {"error": str(error)})
         finally:
-            self._forget_local(registered)
+            self._forget_local(connection, registered)
 
-    def _forget_local(self, registered: dict[str, ServedRank]) -> None:
+    def _forget_local(self, connection: socket.socket, registered: dict[str, ServedRank]) -> None:
         with self._lock:
             for name in registered:
                 del self._endpoints[name]
-            self._local_count -= 1
-            self._lonely_from = time.monotonic() + LONELY_S
+            del self._locals[connection]
+            self._lonely_from = time.monotonic() + self.config.lonely_s
         for served in registered.values():
             served.held.close()
 
-    def _obey(
-        self, connection: socket.socket, pid: int, message: dict[str, Any], registered: dict[str, ServedRank]
+    def _hear(
+        self, connection: socket.socket, process: ProcessMemory | None, registered: dict[str, ServedRank]
     ) -> None:
+        """One message, of which nothing stays behind."""
+        message, descriptors = receive_local(connection)
+        for each in descriptors:
+            socket.close(each)
         try:
             match message:
                 case {"register": str(name), "tokens": list(), "regions": dict(), "allocations": list()}:
-                    tokens = self._register(name, pid, message, registered)
+                    if process is None:
+                        raise UnreadableMemory("the relay sees other processes than this one")
+                    tokens = self._register(name, process, message, registered)
                     send_local(connection, {"host": self.config.host, "port": self.port, "tokens": tokens})
                 case {"dial": [str(host), int(port)], "seconds": int() | float() as seconds}:
-                    deadline = time.monotonic() + min(float(seconds), DIAL_S_MAX)
+                    if len(host) > HOST_CHARACTERS_MAX or not 0 < port < 1 << 16 or not seconds > 0:
+                        raise WireError("a relay to dial has a host, a port and some seconds")
+                    deadline = time.monotonic() + float(min(seconds, DIAL_S_MAX))
                     with dial(host, port, self.config.host, self.config.keys, deadline) as reader:
                         send_local(connection, {"dialled": True}, [reader.fileno()])
                 case _:
                     raise WireError("a message registers or dials")
-        except (OSError, UnreadableMemory, WireError) as error:
+        except (OSError, UnicodeError, UnreadableMemory, WireError) as error:
             send_local(connection, {"error": str(error) or type(error).__name__})
 
-    def _register(self, name: str, pid: int, message: dict[str, Any], registered: dict[str, ServedRank]) -> list[str]:
+    def _register(
+        self, name: str, process: ProcessMemory, message: dict[str, Any], registered: dict[str, ServedRank]
+    ) -> list[str]:
         """The bytes (hex) of the regions that hold the token, by which the rank sees that its memory is read."""
-        process, held = ProcessMemory(pid), Held()
+        held = Held()
         try:
             allocations = self._gpus.open(message["allocations"], held)
             places = {
@@ -280,7 +318,9 @@ class Relay:
                 tokens = [_token_in(served, str(kind), block) for kind in message["tokens"][:TOKENS_MAX]]
             with self._lock:
                 if name in self._endpoints or len(self._endpoints) >= ENDPOINTS_MAX:
-                    raise WireError(f"endpoint {name!r} is registered already, or {ENDPOINTS_MAX} are")
+                    raise WireError(f"endpoint {name[:64]!r} is registered already, or {ENDPOINTS_MAX} are")
+                if sum(each.pieces for each in (served, *self._endpoints.values())) > PIECES_MAX:
+                    raise WireError(f"the regions of all endpoints have more than {PIECES_MAX} pieces")
                 self._endpoints[name] = registered[name] = served
         except BaseException:
             held.close()
@@ -298,7 +338,7 @@ def _token_in(served: ServedRank, kind: str, block: Block) -> str:
     return block.bytes[:TOKEN_BYTES].tobytes().hex()
 
 
-def _in_a_thread(serve: Callable[..., None], connection: socket.socket, *rest: int) -> bool:
+def _in_a_thread(serve: Callable[..., None], connection: socket.socket, *rest: ProcessMemory | None) -> bool:
     """Whether a thread could be started for it. Where none can, the connection is closed."""
     try:
         threading.Thread(target=serve, args=(connection, *rest), name="relay", daemon=True).start()
@@ -308,22 +348,22 @@ def _in_a_thread(serve: Callable[..., None], connection: socket.socket, *rest: i
     return True
 
 
-def listen(host: str, ports: Sequence[int]) -> socket.socket:
-    """A listening socket on exactly this address, on the first free port from `ports[0]` to `ports[1]`; 0: any.
-
-    Raises OSError.
+def listen(host: str, ports: Sequence[int], deadline: float) -> socket.socket:
+    """A listening socket on exactly this address, on the first free port from `ports[0]` to `ports[1]`; 0: any. Tries
+    again until `deadline` (time.monotonic()). Raises OSError.
     """
     family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
-    for port in range(ports[0], ports[1] + 1):
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host, port))
-            listener.listen(READERS_MAX)
-        except OSError:
-            listener.close()
-            if port == ports[1]:
-                raise
-        else:
-            return listener
-    raise OSError(f"no port from {ports[0]} to {ports[1]}")
+    while True:
+        for port in range(ports[0], ports[1] + 1):
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind((host, port))
+                listener.listen(READERS_MAX)
+            except OSError as error:
+                listener.close()
+                if port == ports[1] and (error.errno != errno.EADDRINUSE or time.monotonic() >= deadline):
+                    raise
+            else:
+                return listener
+        time.sleep(_LISTEN_AGAIN_S)

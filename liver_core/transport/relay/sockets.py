@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import socket
 import struct
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -22,30 +25,31 @@ from liver_core.transport.relay.messages import (
     is_proof,
     proof,
 )
+from liver_core.transport.relay.rank_user import RankUser
 
 HANDSHAKE_S = 5.0
 SILENCE_MS = 10_000
 """So long may sent bytes stay unacknowledged, and a connection that is used silent, before it counts as cut."""
-BUFFER_BYTES = 4 << 20
-LOCAL_BYTES_MAX = 16 << 20
+LOCAL_BYTES_MAX = 2 << 20
+"""Some 50,000 pieces of memory."""
 _CREDENTIALS = struct.Struct("3i")
 _LOCAL = struct.Struct("<I")
+_parsing = threading.Lock()
 
 
-def receive(connection: socket.socket, size: int) -> bytes:
-    """Exactly so many bytes. Raises ConnectionError at the end of the connection, OSError otherwise."""
+def receive(connection: socket.socket, size: int, deadline: float | None = None) -> bytes:
+    """Exactly so many bytes, by `deadline` (time.monotonic()) where there is one. Raises ConnectionError at the end of
+    the connection, OSError otherwise."""
     found = bytearray(size)
-    receive_into(connection, memoryview(found))
-    return bytes(found)
-
-
-def receive_into(connection: socket.socket, view: memoryview) -> None:
-    """Fill `view`. Raises as `receive`."""
+    view = memoryview(found)
     while len(view):
+        if deadline is not None:
+            connection.settimeout(_left(deadline))
         got = connection.recv_into(view)
         if not got:
             raise ConnectionError("the other side has closed the connection")
         view = view[got:]
+    return bytes(found)
 
 
 def send_all(connection: socket.socket, parts: Sequence[Any]) -> None:
@@ -60,7 +64,7 @@ def send_all(connection: socket.socket, parts: Sequence[Any]) -> None:
 
 
 def prepare(connection: socket.socket) -> None:
-    """Large buffers, no delay, and an end for a connection whose other side has fallen silent."""
+    """No delay, and an end for a connection whose other side has fallen silent."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -76,9 +80,8 @@ def dial(host: str, port: int, source: str, keys: Sequence[bytes], deadline: flo
         prepare(connection)
         nonce = os.urandom(NONCE_BYTES)
         connection.sendall(hello(keys, nonce))
-        connection.sendall(proof(keys, nonce, receive(connection, CHALLENGE_BYTES)))
-        connection.settimeout(_left(deadline))
-        if receive(connection, len(WELCOME)) != WELCOME:
+        connection.sendall(proof(keys, nonce, receive(connection, CHALLENGE_BYTES, deadline)))
+        if receive(connection, len(WELCOME), deadline) != WELCOME:
             raise WireError("the relay does not let this reader in")
         connection.settimeout(None)
     except BaseException:
@@ -89,24 +92,39 @@ def dial(host: str, port: int, source: str, keys: Sequence[bytes], deadline: flo
 
 def admit(connection: socket.socket, keys: Sequence[bytes]) -> None:
     """The relay's side of `dial`. Raises OSError or WireError for who is not let in."""
+    deadline = time.monotonic() + HANDSHAKE_S
     connection.settimeout(HANDSHAKE_S)
     prepare(connection)
-    theirs, nonce = receive(connection, HELLO_BYTES), os.urandom(NONCE_BYTES)
+    theirs, nonce = receive(connection, HELLO_BYTES, deadline), os.urandom(NONCE_BYTES)
     answer, key = challenge(keys, theirs, nonce)
     connection.sendall(answer)
     if key is None:
         raise WireError("a reader with another key")
-    if not is_proof(key, theirs, nonce, receive(connection, MAC_BYTES)):
+    if not is_proof(key, theirs, nonce, receive(connection, MAC_BYTES, deadline)):
         raise WireError("a reader that does not hold the key")
     connection.sendall(WELCOME)
     connection.settimeout(None)
 
 
-def peer_process(connection: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end of a unix socket, as the kernel says."""
+def peer_process(connection: socket.socket) -> tuple[int, RankUser]:
+    """Process and user at the other end of a unix socket, as the kernel says. 0: a process that has no number here."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(found)
-    return pid, uid
+    pid, uid, gid = _CREDENTIALS.unpack(found)
+    return pid, RankUser(uid, gid)
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Whether the other side has not closed it, or reset it."""
+    looked = select.poll()
+    looked.register(connection, select.POLLRDHUP)
+    return not looked.poll(0)
+
+
+def hang_up(connection: socket.socket) -> None:
+    """Close it for all processes that have it, such as workers that a rank has forked since."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
 
 
 def send_local(connection: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
@@ -128,16 +146,23 @@ def receive_local(connection: socket.socket) -> tuple[dict[str, Any], list[int]]
         (size,) = _LOCAL.unpack(head)
         if size > LOCAL_BYTES_MAX:
             raise WireError(f"a message of {size} bytes, at most {LOCAL_BYTES_MAX}")
-        message = json.loads(receive(connection, size))
-        if not isinstance(message, dict):
-            raise WireError("a message is an object")
-    except BaseException as error:
+        return _parsed(receive(connection, size)), descriptors
+    except BaseException:
         for each in descriptors:
             os.close(each)
-        if isinstance(error, ValueError) and not isinstance(error, WireError):
-            raise WireError("a message is JSON") from None
         raise
-    return message, descriptors
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    """One at a time: what a message becomes takes many times its bytes. Raises WireError."""
+    try:
+        with _parsing:
+            message = json.loads(data)
+    except (ValueError, RecursionError):
+        raise WireError("a message is JSON") from None
+    if not isinstance(message, dict):
+        raise WireError("a message is an object")
+    return message
 
 
 def _left(deadline: float) -> float:

@@ -43,6 +43,8 @@ CONNECTIONS = min(4, max(1, (os.cpu_count() or 1) // 4))
 """To each relay. Each keeps a core busy at either end: two on two cores brought 10 Gb/s a third less than one."""
 _TOKENS = {"DRAM": "token", "VRAM": "token on the device"}
 """Kind of memory to the region that proves that it is read."""
+UNREACHABLE_S = 10.0
+"""So long a relay that did not answer is not dialled again."""
 Where: TypeAlias = tuple[str, int]
 """Host and port of a relay."""
 
@@ -54,8 +56,8 @@ class _Peer:
 
 
 class RelayTransport:
-    """See the module and `Transport`. `local`: the relay of this machine. `load_cuda`: called when a source lies on a
-    GPU."""
+    """See the module and `Transport`. `local`: the relay of this machine, for this endpoint alone. `load_cuda`: called
+    when a source lies on a GPU."""
 
     one_sided = True
 
@@ -74,10 +76,10 @@ class RelayTransport:
         self._tokens: dict[str, torch.Tensor] = {}
         self._landing = torch.zeros(TOKEN_BYTES, dtype=torch.uint8)
         self._proof = Registered.of(as_region(self._landing))
-        self._registration: socket.socket | None = None
         self._published = b""
         self._peers: dict[int, _Peer] = {}
         self._links: dict[Where, Links] = {}
+        self._unreachable: dict[Where, tuple[float, str]] = {}
         self._selector = selectors.DefaultSelector()
         self._open = True
 
@@ -111,9 +113,7 @@ class RelayTransport:
             token, kinds = self._token.numpy().tobytes(), [_TOKENS["DRAM"], *self._tokens]
             regions = {**self._pieces, _TOKENS["DRAM"]: self._located(as_region(self._token))}
             try:
-                self._registration, host, port = self._local.register(
-                    self.name, token, kinds, regions, self._exports.allocations
-                )
+                host, port = self._local.register(self.name, token, kinds, regions, self._exports.allocations)
             except NoRelay as error:
                 raise TransportError(Call.REGISTER, str(error)) from error
             extra = {"host": host, "port": port, "token": token.hex(), "tokens": kinds}
@@ -180,9 +180,7 @@ class RelayTransport:
         for where in tuple(self._links):
             self._leave(where)
         self._selector.close()
-        if self._registration is not None:
-            self._registration.close()
-            self._registration = None
+        self._local.close()
         self._peers.clear()
         self._tokens.clear()
         self._regions = Regions()
@@ -202,6 +200,11 @@ class RelayTransport:
             self._pieces[kind] = self._located(as_region(self._tokens[kind]))
 
     def _dial(self, peer: int, where: Where, deadline: float) -> Links:
+        """Connections to the relay of a machine, which its ranks share: where it did not answer for one of them, the
+        others do not wait for it again. Raises TransportError."""
+        until, text = self._unreachable.get(where, (0.0, ""))
+        if time.monotonic() < until:
+            raise TransportError(Call.CONNECT, text, peer=peer)
         connections: list[socket.socket] = []
         try:
             for _ in range(CONNECTIONS):
@@ -215,6 +218,7 @@ class RelayTransport:
             if isinstance(error, TransportTimeout):
                 raise
             text = f"the stream relay at {where[0]} port {where[1]} cannot be reached: {error}"
+            self._unreachable[where] = time.monotonic() + UNREACHABLE_S, text
             raise TransportError(Call.CONNECT, text, peer=peer) from error
         return Links(connections)
 
@@ -245,9 +249,10 @@ class RelayTransport:
             for where, links in busy.items():
                 failure = self._taken(links, reports, arrived, phase) or failure
                 if links.lost:
-                    late = links.late
-                    text = f"the connection to {late.source!r} was lost: {links.lost}"
-                    failure = failure or TransportError(phase, text, peer=late.peer, kind=_kind(phase, late))
+                    if links.busy:  # Its last answer and its end may come together.
+                        late = links.late
+                        text = f"the connection to {late.source!r} was lost: {links.lost}"
+                        failure = failure or TransportError(phase, text, peer=late.peer, kind=_kind(phase, late))
                     self._leave(where)
             if failure:
                 for links in busy.values():
@@ -262,8 +267,9 @@ class RelayTransport:
         """Count what has arrived; the first refusal."""
         failure = None
         for chunk, answer, why in links.taken():
-            if why:
-                failure = failure or TransportError(phase, why, peer=chunk.peer, kind=_kind(phase, chunk))
+            if answer.status is Status.REFUSED:
+                text = why or "the relay refused it and did not say why"
+                failure = failure or TransportError(phase, text, peer=chunk.peer, kind=_kind(phase, chunk))
             elif answer.status is Status.MOVED:
                 links.moved.add((chunk.peer, chunk.guard))
             else:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -15,6 +17,15 @@ from agent.supervisor.stream_relays import RelayRefused, RelaySettings, StreamRe
 from liver_core.transport.relay.local import LocalRelay, NoRelay
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Relays outlive who has started them."""
+    before = {*psutil.Process().children()}
+    yield
+    for relay in {*psutil.Process().children()} - before:
+        relay.kill()
 
 
 def settings(folder: Path, ports: tuple[int, int] = (0, 0)) -> RelaySettings:
@@ -31,12 +42,12 @@ def test_a_handoff_has_one_relay_that_outlives_the_agent(tmp_path: Path):
         memory = bytearray(token)
         at = id_of(memory)
         regions = {"token": [(at, len(token))]}
-        register = LocalRelay(name).register
-        connection, host, port = await asyncio.to_thread(register, "job/2/a/0", token, ["token"], regions)
-        assert host == "127.0.0.1"
-        await relays.close()
-        with connection, socket.create_connection((host, port), 5):
-            pass
+        with contextlib.closing(LocalRelay(name)) as local:
+            host, port = await asyncio.to_thread(local.register, "job/2/a/0", token, ["token"], regions)
+            assert host == "127.0.0.1"
+            await relays.close()
+            with socket.create_connection((host, port), 5):
+                pass
 
     asyncio.run(scenario())
 
@@ -70,19 +81,43 @@ def test_what_can_wait_gives_its_port_to_a_handoff(tmp_path: Path):
             await asyncio.to_thread(LocalRelay(name)._connect().close)
             with pytest.raises(NoRelay):
                 await asyncio.to_thread(LocalRelay(brief).dial, "127.0.0.1", 1, 0.1)
-        os.kill(_listener(port), 15)
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     asyncio.run(scenario(port))
 
 
-def _listener(port: int) -> int:
-    """The process that listens there."""
-    found = psutil.net_connections("tcp")
-    [pid] = {each.pid for each in found if each.status == psutil.CONN_LISTEN and getattr(each.laddr, "port", 0) == port}
-    assert pid is not None
-    return pid
+def test_a_handoff_that_was_called_off_leaves_its_port_to_the_next_one(tmp_path: Path):
+    async def scenario(port: int) -> None:
+        relays = StreamRelays(settings(tmp_path, (port, port)))
+        names = []
+        for handoff_id in ("h1", "h2"):
+            names.append(relays.name_for(handoff_id, ("key",)))
+            await asyncio.gather(*relays._tasks)
+            await asyncio.to_thread(LocalRelay(names[-1])._connect().close)
+            relays.expect_nobody(handoff_id)
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    asyncio.run(scenario(port))
+
+
+def test_a_measurement_that_is_called_off_while_its_relay_starts_leaves_none(tmp_path: Path):
+    async def scenario() -> None:
+        relays = StreamRelays(settings(tmp_path))
+
+        async def measure() -> None:
+            async with relays.for_a_while("check", ("key",)):
+                pytest.fail("it had no time to start")
+
+        task = asyncio.create_task(measure())
+        await asyncio.sleep(0.1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    before = {*psutil.Process().children()}
+    asyncio.run(scenario())
+    assert not {*psutil.Process().children()} - before
 
 
 def id_of(memory: bytearray) -> int:

@@ -22,6 +22,7 @@ import numpy as np
 from liver_core.cuda_driver import HANDLE_BYTES, PITCH_MAX, CudaRefused
 from liver_core.transport.relay import __main__
 from liver_core.transport.relay.memory import Block, ProcessMemory
+from tests.liver_core.transport.relays import MYSELF
 
 BUS_ID = "0000:3B:00.0"
 _HANDLE = struct.Struct("<QQ")
@@ -154,7 +155,7 @@ class ModelledCuda:
 
         def happen() -> None:
             block = Block()
-            ProcessMemory(pid).read(there, block)
+            ProcessMemory(pid, MYSELF).read(there, block)
             ctypes.memmove(host, block.bytes.ctypes.data, size)
 
         self.streams[stream].append(happen)

@@ -12,7 +12,10 @@ import tempfile
 import uuid
 from typing import Any, Self
 
+from liver_core.transport.relay.rank_user import RankUser
+
 READY_S = 20.0
+MYSELF = RankUser(os.getuid(), os.getgid())
 
 
 class RelayProcess:

@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from liver_core.transport.relay.relay import TOKEN_BYTES, Relay, RelayConfig
 from liver_core.transport.relay.sockets import dial
 from liver_core.transport.relay.transport import RelayTransport
 from tests.liver_core.transport.modelled_cuda import BUS_ID, ModelledCuda, mapping_of
+from tests.liver_core.transport.relays import MYSELF
 from tests.liver_core.transport.test_relay import ask
 
 KEY = handoff_key("secret", "handoff")
@@ -49,7 +50,7 @@ class OnDevice:
         return self.exports.located(0, [(memory.ctypes.data, memory.nbytes)])
 
     def served(self) -> ServedRank:
-        held, process = Held(), ProcessMemory(os.getpid())
+        held, process = Held(), ProcessMemory(os.getpid(), MYSELF)
         allocations = Gpus(lambda: self.cuda).open([list(each) for each in self.exports.allocations], held)
         places = {kind: allocations.place(pieces) for kind, pieces in self.pieces.items()}
         host = Place.of(process, [(self.host_counter.ctypes.data, 8)])
@@ -101,7 +102,7 @@ def test_no_copy_reaches_from_one_allocation_into_another():
     allocations = Gpus(lambda: cuda).open([[BUS_ID, handle] for handle in handles], held)
     place = allocations.place([[0, 64, 0], [0, 64, 1]])
     with Block() as block:
-        served = ServedRank(ProcessMemory(os.getpid()), {"state": place}, held)
+        served = ServedRank(ProcessMemory(os.getpid(), MYSELF), {"state": place}, held)
         served.read(asked([[0, 64], [64, 64]]), block)
         assert block.bytes[:128].tobytes() == memory[:64].tobytes() + memory[128:192].tobytes()
     assert cuda.copies == ["run", "run"]
@@ -208,12 +209,13 @@ def relay_over(cuda: Callable[[], Any]) -> Iterator[Relay]:
     assert not thread.is_alive()
 
 
-def registered(relay: Relay, rank: OnDevice, name: str = "rank") -> Any:
-    """Its socket, and the token, which is on the device."""
+def registered(relay: Relay, rank: OnDevice, name: str = "rank") -> LocalRelay:
+    """With a token that is on the device."""
     token = np.frombuffer(os.urandom(TOKEN_BYTES), dtype=np.uint8).copy()
     regions = {**rank.pieces, "token": rank.located(token)}
     local = LocalRelay(relay.config.local)
-    return local.register(name, token.tobytes(), ["token"], regions, rank.exports.allocations)[0]
+    local.register(name, token.tobytes(), ["token"], regions, rank.exports.allocations)
+    return local
 
 
 def until(condition: Callable[[], bool]) -> bool:
@@ -246,9 +248,9 @@ def test_an_error_of_cuda_is_one_request_refused_with_its_name_and_no_other():
     rank, host = OnDevice(), np.full(64, 7, dtype=np.uint8)
     with relay_over(lambda: rank.cuda) as relay:
         local = LocalRelay(relay.config.local)
-        other = local.register("other", host[:TOKEN_BYTES].tobytes(), ["host"], {"host": [(host.ctypes.data, 64)]})[0]
+        local.register("other", host[:TOKEN_BYTES].tobytes(), ["host"], {"host": [(host.ctypes.data, 64)]})
         reader = dial("127.0.0.1", relay.port, "127.0.0.1", [KEY], time.monotonic() + LIMIT_S)
-        with other, registered(relay, rank), reader:
+        with closing(local), closing(registered(relay, rank)), reader:
             for call in ("cuMemHostAlloc", "cuStreamCreate", "cuMemcpy2DAsync", "cuStreamSynchronize"):
                 rank.cuda.refuse[call] = "CUDA_ERROR_UNKNOWN"
                 answer, why = ask(reader, asked(COLUMNS))

@@ -29,7 +29,7 @@ from liver_core.transport.relay.messages import (
 )
 from liver_core.transport.relay.relay import TOKEN_BYTES, Budget
 from liver_core.transport.relay.sockets import dial, receive
-from tests.liver_core.transport.relays import RelayProcess
+from tests.liver_core.transport.relays import MYSELF, RelayProcess
 from tests.tiers import sample
 
 KEY = handoff_key("secret", "handoff")
@@ -56,14 +56,17 @@ class Fortress:
         }
 
     def served(self) -> ServedRank:
-        process = ProcessMemory(os.getpid())
+        process = ProcessMemory(os.getpid(), MYSELF)
         return ServedRank(process, {kind: Place.of(process, pieces) for kind, pieces in self.places.items()})
 
-    def register(self, relay: RelayProcess) -> socket.socket:
+    @contextlib.contextmanager
+    def register(self, relay: RelayProcess) -> Iterator[None]:
         """With this process as a rank."""
         token = np.frombuffer(os.urandom(TOKEN_BYTES), dtype=np.uint8).copy()
         places = {**self.places, "token": [(token.ctypes.data, TOKEN_BYTES)]}
-        return LocalRelay(relay.local).register("rank", token.tobytes(), ["token"], places)[0]
+        with contextlib.closing(LocalRelay(relay.local)) as local:
+            local.register("rank", token.tobytes(), ["token"], places)
+            yield
 
 
 def hostile(draw: random.Random, source: str) -> tuple[bytes, bytes]:
@@ -191,13 +194,23 @@ def test_a_limit_holds_up_what_is_read_beside_training_and_not_the_pause():
     assert seconds[0] < 0.5 < seconds[1]
 
 
-def test_a_budget_gives_turns_in_order_and_none_for_what_was_not_used():
-    now = 100.0
-    budget = Budget(1_000.0, clock=lambda: now)
-    assert [budget.wait_s(500), budget.wait_s(500), budget.wait_s(250)] == [0.0, 0.5, 1.0]
-    now = 200.0
-    assert [budget.wait_s(500), budget.wait_s(500)] == [0.0, 0.5]
-    assert Budget(None).wait_s(1 << 40) == 0.0
+def test_a_budget_sends_at_its_rate_and_holds_nothing_for_who_is_gone():
+    now = [100.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    def sent_at(size: int, *, is_there: bool = True) -> float | None:
+        taken = budget.take(size, lambda: is_there)
+        return round(now[0], 6) if taken else None
+
+    budget = Budget(1_000.0, clock=lambda: now[0], sleep=sleep)
+    assert [sent_at(500), sent_at(500), sent_at(0)] == [100.0, 100.45, 100.45]
+    assert sent_at(10**9, is_there=False) is None and now[0] < 101
+    assert [sent_at(250), sent_at(1)] == [100.95, 101.2]
+    now[0] = 200.0
+    assert [sent_at(500), sent_at(500)] == [200.0, 200.45], "of what was not used little is made up for"
+    assert Budget(None, sleep=sleep).take(1 << 40) and now[0] == 200.45
 
 
 def test_a_request_comes_back_as_it_was_sent():
@@ -221,7 +234,7 @@ def test_a_process_that_has_ended_is_not_read():
     pid = os.fork()
     if not pid:
         os._exit(0)
-    memory = ProcessMemory(pid)
+    memory = ProcessMemory(pid, MYSELF)
     os.waitpid(pid, 0)
     with pytest.raises(UnreadableMemory):
         memory.word(0x1000, Block())
