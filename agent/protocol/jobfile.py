@@ -304,7 +304,7 @@ class JobFile(JobPart):
     )
     stream_gbps_max: float | None = Field(
         default=None,
-        gt=0,
+        ge=0.001,
         le=10_000,
         description="Gb/s of state that a node may send to other machines while it trains; not given: all it can.",
     )

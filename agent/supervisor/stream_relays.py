@@ -24,6 +24,9 @@ LISTEN_S = 3.0
 """So long a relay tries to get its port, which the one before may be about to give up."""
 BRIEF_S = 60.0
 """A relay of a measurement that nobody has used for so long ends, if its agent is gone."""
+_ROOT = str(Path(__file__).resolve().parent.parent.parent)
+_PYTHONPATH = os.pathsep.join(path for path in (_ROOT, os.environ.get("PYTHONPATH", "")) if path)
+"""With -P it imports nothing from the folder that the agent happens to be started in."""
 _log = logging.getLogger(__name__)
 
 
@@ -50,6 +53,7 @@ class StreamRelays:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._brief: set[asyncio.subprocess.Process] = set()
+        self._launching = asyncio.Lock()
 
     def name_for(self, handoff_id: str, peer_keys: Sequence[str], stream_gbps_max: float | None = None) -> str:
         """The local name of the relay for this handoff, which is started at the first call; ranks wait for it to
@@ -77,7 +81,9 @@ class StreamRelays:
         """The local name of a relay that listens, for what can wait: it is ended as soon as a handoff needs one, which
         may need its port. Raises RelayRefused."""
         name = f"liver-relay-{uuid.uuid4()}"
-        process, said = await self._launch(self._config(name, check_id, peer_keys) | {"unused_s": BRIEF_S}, brief=True)
+        config = self._config(name, check_id, peer_keys) | {"unused_s": BRIEF_S}
+        async with self._launching:
+            process, said = await self._launch(config, brief=True)
         try:
             if "error" in said:
                 raise RelayRefused(f"no stream relay: {said['error']}")
@@ -93,9 +99,10 @@ class StreamRelays:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _start(self, name: str, handoff_id: str, peer_keys: Sequence[str], gbps_max: float | None) -> None:
-        await asyncio.gather(*map(self._end_brief, tuple(self._brief)))
         config = self._config(name, handoff_id, peer_keys) | {"stream_gbps_max": gbps_max, "listen_s": LISTEN_S}
-        process, said = await self._launch(config)
+        async with self._launching:
+            await asyncio.gather(*map(self._end_brief, tuple(self._brief)))
+            process, said = await self._launch(config)
         if process is not None and handoff_id in self._names:
             self._processes[handoff_id] = process
         if "error" in said:
@@ -133,10 +140,11 @@ class StreamRelays:
         try:
             with self._log() as log:
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "liver_core.transport.relay"),
+                    *(sys.executable, "-P", "-m", "liver_core.transport.relay"),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=log,
+                    env={**os.environ, "PYTHONPATH": _PYTHONPATH},
                     start_new_session=True,
                 )
             if brief:

@@ -51,6 +51,10 @@ from liver_core.transport.regions import copy_runs
 
 _log = logging.getLogger(__name__)
 _THROTTLE_MOST_S = 1.0
+PATIENCE = 4.0
+"""A read may take so often what its elements took last time."""
+_TIMED_ELEMENTS = 1 << 16
+"""What fewer take is latency."""
 
 
 class StreamEnd(StrEnum):
@@ -158,7 +162,7 @@ class TargetStream:
     on_tile(number), on_converged(version), on_hash(version) and on_hash_missed(version, reason) are called in that
     thread, and replay(spans, header) when the gradients of a step have landed, not yet clipped. on_tile: the bytes have
     landed and are not believed yet. on_hash hashes what stands at exactly `version`;
-    meanwhile the ring fills. `read_s` bounds one read.
+    meanwhile the ring fills. `read_s` bounds one read, or what PATIENCE says where that is longer.
     """
 
     def __init__(
@@ -185,6 +189,7 @@ class TargetStream:
         self._on_hash = on_hash
         self._on_hash_missed = on_hash_missed
         self._read_s = read_s
+        self._element_s = 0.0
         self._clock = clock
         self._changed = threading.Condition()
         self._stopping = False
@@ -374,7 +379,12 @@ class TargetStream:
         if remote:
             assert self._transport is not None, "there are remote peers and no transport"
             # Not cut short by the stream's deadline: a read that times out can cost the endpoint.
-            report = self._transport.read([reads[place] for place in remote], self._clock() + self._read_s)
+            asked = [reads[place] for place in remote]
+            elements = sum(run.elements for read in asked for run in read.runs)
+            longest_s = max(self._read_s, PATIENCE * self._element_s * elements)
+            report = self._transport.read(asked, self._clock() + longest_s)
+            if elements >= _TIMED_ELEMENTS and all(outcome.held for outcome in report.guarded.values()):
+                self._element_s = report.seconds / elements
             moved, guarded = report.bytes, {remote[at]: outcome for at, outcome in report.guarded.items()}
         if len(remote) < len(reads):
             local = [(place, read) for place, read in enumerate(reads) if read.peer == LOCAL]

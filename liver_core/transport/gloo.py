@@ -144,6 +144,7 @@ class TorchDistributedTransport:
     """
 
     one_sided = False
+    two_sided_because = "over gloo a source sends what is asked for"
 
     def __init__(
         self,

@@ -27,6 +27,7 @@ from liver_core.transport.protocol import (
 from liver_core.transport.regions import Address, Regions, check_reads
 
 RECONNECT_S = 5.0
+WHY_CHARACTERS_MAX = 500
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
@@ -63,6 +64,14 @@ class MixedTransport:
         can_be = any(transport.one_sided for way, transport in self._ways.items() if way not in self._lost)
         return can_be and all(self._ways[way].one_sided for _, way in self._peers.values())
 
+    @property
+    def two_sided_because(self) -> str:
+        """Of the first peer that is not read one-sidedly: what refused each better way."""
+        for peer, (address, way) in sorted(self._peers.items()):
+            if not self._ways[way].one_sided:
+                return f"{address.name} is read over {way}: {'; '.join(self._refusals[peer])}"
+        return "; ".join(f"{way}: {text}" for way, text in self._lost.items())
+
     def guards(self, peer: int) -> bool:
         return self._ways[self._peers[peer][1]].guards(peer)
 
@@ -91,7 +100,9 @@ class MixedTransport:
             if part is not None:
                 parts[way] = part.decode()
         self._regions.published = True
-        return Address("mixed", self.name, self._regions.source_specs(), {"ways": parts}).encode()
+        missing = {way: text[:WHY_CHARACTERS_MAX] for way, text in self._lost.items()}
+        extra = {"ways": parts, "missing": missing}
+        return Address("mixed", self.name, self._regions.source_specs(), extra).encode()
 
     def start_progress(self) -> None:
         self._check_open(Call.SERVE)
@@ -182,7 +193,8 @@ class MixedTransport:
                 if way in self._lost:
                     raise TransportError(Call.CONNECT, self._lost[way], peer=peer)
                 if way not in decoded.extra["ways"]:
-                    raise TransportError(Call.CONNECT, f"{decoded.name!r} cannot be read over it", peer=peer)
+                    why = dict(decoded.extra.get("missing") or {}).get(way, "it has no such way")
+                    raise TransportError(Call.CONNECT, f"{decoded.name!r} cannot be read over it: {why}", peer=peer)
                 transport.connect(peer, str(decoded.extra["ways"][way]).encode(), deadline)
             except TransportError as error:
                 refusals.append(_refusal(way, error))

@@ -102,6 +102,7 @@ class NixlTransport:
     """
 
     one_sided = True
+    two_sided_because = ""
 
     def __init__(self, name: str, profile: Profile, *, token: bytes | None = None) -> None:
         self.name = name

@@ -138,6 +138,11 @@ class Transport(Protocol):
         """
         ...
 
+    @property
+    def two_sided_because(self) -> str:
+        """Why it is not `one_sided`, for people; empty where it is."""
+        ...
+
     def guards(self, peer: int) -> bool:
         """Whether the guards of reads from this peer, which is connected, are looked at where its bytes are read."""
         ...

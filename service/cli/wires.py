@@ -58,5 +58,5 @@ def _move(found: dict[str, Any]) -> str:
 
 def _none(nodes: list[str]) -> str:
     if len(nodes) < 2:
-        return "the job runs on fewer than two nodes"
+        return "the job runs on one node" if nodes else "the job does not run"
     return "nothing measured: agents measure nodes of other addresses, half a minute after a world began"

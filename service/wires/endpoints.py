@@ -10,7 +10,7 @@ from liver_core.layout.limits import JobId
 from service.context import PERSON_ONLY, SessionOf
 from service.edge.routes import PeoplesRoute
 from service.jobs.queries import job_file_of
-from service.jobs.tables import GenerationRow, JobRow
+from service.jobs.tables import ENDED, GenerationRow, JobRow, JobState
 from service.planner.change_cost import state_bytes
 from service.problems import not_found
 from service.wires.queries import move_over, wires_between
@@ -36,7 +36,7 @@ class WireOut(BaseModel):
 class WiresOut(BaseModel):
     """The wires between the nodes of a job's present world, and what moving all of its state over them would take."""
 
-    nodes: list[str] = Field(description="Of the present world; empty where there is none.")
+    nodes: list[str] = Field(description="Of the present world; empty where the job does not run.")
     wires: list[WireOut] = Field(description="As measured. Nodes that share an address have none.")
     state_bytes: float = Field(description="Masters and moments of the whole job, by the job file.")
     move_s: float | None = Field(description="Seconds for all of that, each node to one other; null: not measured.")
@@ -53,7 +53,7 @@ def show(session: SessionOf, job_id: JobId) -> WiresOut:
     if job is None:
         raise not_found("job", job_id)
     world = None
-    if job.active_generation is not None:
+    if job.active_generation is not None and job.state not in (*ENDED, JobState.SUSPENDED):
         world = session.get(GenerationRow, (job_id, job.active_generation))
     members = () if world is None else world.roster["members"]
     nodes = list(dict.fromkeys(str(member["node_id"]) for member in members))

@@ -51,7 +51,7 @@ from liver_core.steady_clock import PROCESS_CLOCK
 from liver_core.streaming.counters import UnorderedStores
 from liver_core.streaming.ring import BEFORE_ANY, SourceRing
 from liver_core.training.job import TrainingJob
-from liver_core.transport.protocol import Transport
+from liver_core.transport.protocol import Transport, TransportError
 from liver_core.transport.regions import landing_bytes
 from liver_core.worlds.groups import connect_store, nothing_listens_at, plainly
 from liver_core.worlds.megatron import MegatronWorld, building
@@ -299,6 +299,7 @@ class Preparation:
         if not made.streams:
             _log.warning("handoff %s: state is copied in the pause: %s", self.request.handoff_id, verdict.reason)
             made.end_streams()
+            self._connect_again(made)
         elif made.target_stream is not None:
             made.target_stream.certified()
         if made.streams and made.transport is not None:
@@ -443,8 +444,22 @@ class Preparation:
             made.transport = self._endpoint(f"t{made.target_rank}")
             made.transport.start_progress()
         made.transport.register(targets=made.live.regions)
+        self._connect_sources(made)
+
+    def _connect_sources(self, made: NextWorld) -> None:
+        """Have this target, if it is one, reach all that it reads from. Whom it reaches already proves it again."""
+        if made.plan is None or made.transport is None:
+            return
         for part in made.plan.remote:
             self._connect_to(made.exchange, made.transport, part.source_rank, f"address/{part.source_rank}")
+
+    def _connect_again(self, made: NextWorld) -> None:
+        """After a stream has failed, which may have lost a source's connection and not the source. Whether it is gone
+        is for the boundary to find out."""
+        try:
+            self._connect_sources(made)
+        except TransportError as error:
+            _log.warning("handoff %s: %s", self.request.handoff_id, error)
 
     def _connect_to(self, exchange: Exchange, endpoint: Transport, peer: int, name: str) -> None:
         address = exchange.wait(name, self.deadline)

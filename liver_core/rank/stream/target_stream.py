@@ -343,7 +343,8 @@ class LiveTarget:
     def _refuse_or_size(self, inputs: TargetInputs) -> int:
         """Elements of a tile. Raises StreamRefused if this rank cannot stream."""
         if inputs.plan.remote and (inputs.transport is None or not inputs.transport.one_sided):
-            raise StreamRefused("a source can be read over gloo only, and streaming needs one-sided reads")
+            why = "" if inputs.transport is None else f": {inputs.transport.two_sided_because}"
+            raise StreamRefused(f"streaming needs one-sided reads{why}")
         try:
             check_replay(self._live)
             sizes = derive(

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import resource
 import signal
 import sys
@@ -17,14 +16,10 @@ from liver_core import cuda_driver
 from liver_core.transport.relay.messages import handoff_key
 from liver_core.transport.relay.relay import LONELY_S, UNUSED_S, Relay, RelayConfig
 
-NICENESS = 10
-"""What the ranks' processes have to do comes first; while they wait, the relay has the cores to itself."""
-
 
 def main(load_cuda: Callable[[], cuda_driver.CudaDriver] = cuda_driver.load) -> int:
     """Serve until told to end. 2: it cannot listen, and standard output says why."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s relay: %(message)s")
-    os.nice(NICENESS)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     given = json.loads(sys.stdin.readline())

@@ -47,6 +47,8 @@ STRANGERS_MAX = 256
 LOCALS_MAX = 512
 ENDPOINTS_MAX, PIECES_MAX = 256, 1 << 20
 HOST_CHARACTERS_MAX = 255
+FIRST_WORD_S = 10.0
+"""So long a process of this machine may be connected without a word."""
 TOKEN_BYTES, TOKENS_MAX = 32, 8
 DIAL_S_MAX = 30.0
 UNUSED_S, LONELY_S = 900.0, 10.0
@@ -260,6 +262,7 @@ class Relay:
         registered: dict[str, ServedRank] = {}
         try:
             with connection, contextlib.suppress(OSError):
+                connection.settimeout(FIRST_WORD_S)
                 try:
                     while True:
                         self._hear(connection, process, registered)
@@ -282,6 +285,7 @@ class Relay:
     ) -> None:
         """One message, of which nothing stays behind."""
         message, descriptors = receive_local(connection)
+        connection.settimeout(None)
         for each in descriptors:
             socket.close(each)
         try:

@@ -60,6 +60,7 @@ class RelayTransport:
     when a source lies on a GPU."""
 
     one_sided = True
+    two_sided_because = ""
 
     def __init__(
         self,
@@ -142,6 +143,8 @@ class RelayTransport:
             token, kinds = bytes.fromhex(decoded.extra["token"]), [str(kind) for kind in decoded.extra["tokens"]]
         except (KeyError, TypeError, ValueError) as error:
             raise TransportError(Call.CONNECT, f"not an address of a source: {error!r}", peer=peer) from None
+        if not kinds:
+            raise TransportError(Call.CONNECT, "not an address of a source: it has no token", peer=peer)
         if where not in self._links:
             self._links[where] = self._dial(peer, where, deadline)
         table = np.array([[0, 0, TOKEN_BYTES]])

@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Sequence
 from math import inf
 
 import pytest
 
+from liver_core.reshard.plan import CopyRuns
 from liver_core.streaming.reader import Following, StreamEnd
 from liver_core.streaming.tiles import LOCAL, cut_tiles
+from liver_core.transport.protocol import Read, ReadReport
 from tests.liver_core.streaming.optimizers import OPTIMIZERS, same_bits
 from tests.liver_core.streaming.scene import LIMIT_S, Scene, Sizes, in_one_process
 from tests.liver_core.transport.in_memory import Fault, FaultKind
@@ -175,3 +178,24 @@ def stream_over(rank: Rank, optimizer: str) -> dict:
         "replays": result.counts.replays,
         "reason": result.reason,
     }
+
+
+class Paced:
+    """A transport whose reads take a millisecond for each element. `patience`: seconds that each read was given."""
+
+    def __init__(self) -> None:
+        self.patience: list[float] = []
+
+    def read(self, reads: Sequence[Read], deadline: float) -> ReadReport:
+        self.patience.append(deadline - time.monotonic())
+        elements = sum(run.elements for read in reads for run in read.runs)
+        return ReadReport(4 * elements, elements / 1_000, ())
+
+
+def test_a_read_has_the_time_that_its_elements_took_before_and_more():
+    scene, _ = in_one_process(1, "adam", Sizes(2, 300, 1.0))
+    stream, paced = scene.targets[0].stream, Paced()
+    stream._transport = paced  # pyright: ignore[reportAttributeAccessIssue]
+    for elements in (100, 1_000_000, 100_000, 100):
+        stream._read([Read(1, "master", (CopyRuns(0, 0, elements),))])
+    assert paced.patience == pytest.approx([5.0, 5.0, 400.0, 5.0], abs=0.5)

@@ -78,6 +78,7 @@ class InMemoryTransport:
     """One endpoint on a `MemoryNetwork`. Needs no progress: the reader copies out of the source's memory itself."""
 
     one_sided = True
+    two_sided_because = ""
 
     def __init__(self, name: str, network: MemoryNetwork) -> None:
         self.name = name

@@ -14,6 +14,7 @@ from tests.liver_core.transport.test_contract import soon
 
 class TwoSided(InMemoryTransport):
     one_sided = False
+    two_sided_because = "it is so"
 
 
 class Picky(InMemoryTransport):
@@ -122,6 +123,7 @@ def test_a_source_that_cannot_be_read_one_sidedly_is_read_over_the_far_one():
     reader.connect(0, source.address(), soon())
     assert reader.read([Read(0, "master", (Run(0, 0, 10),))], soon()).bytes == 40
     assert TARGET[:10].tolist() == [7.0] * 10 and not reader.one_sided
+    assert reader.two_sided_because == "source is read over far: near: 'source' cannot be read over it: no backend"
     source.stop_progress()
 
 

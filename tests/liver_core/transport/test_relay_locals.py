@@ -101,6 +101,7 @@ def test_hostile_processes_of_this_machine_are_refused_in_words_and_cost_no_memo
             (pieces | {"regions": {"a": 3}}, "not the pieces of a region"),
             (pieces, ""),
         )
+        said: dict[str, Any] = {}
         for number, (message, why) in enumerate(odd * 8):
             connection = stack.enter_context(contextlib.closing(socket.socket(socket.AF_UNIX)))
             connection.connect(f"\0{relay.local}")

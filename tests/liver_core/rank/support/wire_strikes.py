@@ -165,6 +165,8 @@ class Trial:
         ]
         self.verdict.end = "went through" if went else "called off"
         world = self.target if went else self.source
+        is_lost = strike.victim == "relay of the source" and strike.how == "kill" and strike.point != "boundary"
+        assert went or not is_lost, f"state could have been copied over gloo: {self.verdict.reasons}"
         assert not (went and strike.victim == "target" and strike.how == "kill"), "a world without one of its ranks"
         if went:
             cluster.command(cluster.members(request), "retire", request.handoff_id)

@@ -36,6 +36,6 @@ function move(of: WiresOut): string {
 }
 
 function nothing(of: WiresOut): string {
-  if (of.nodes.length < 2) return 'The job runs on fewer than two nodes.'
+  if (of.nodes.length < 2) return of.nodes.length ? 'The job runs on one node.' : 'The job does not run.'
   return 'Nothing was measured yet. Agents measure nodes of other addresses, about half a minute after a world began.'
 }
