@@ -29,6 +29,12 @@ variable "tags" {
   default     = {}
 }
 
+variable "vpc_id" {
+  description = "VPC of the nodes of one job. Empty: no security group is made for them."
+  type        = string
+  default     = ""
+}
+
 locals {
   # One file each; the event pattern is what it contains.
   rules = toset([
@@ -109,6 +115,45 @@ resource "aws_iam_policy" "lifecycle" {
   policy = templatefile("${path.module}/lifecycle-policy.json", {
     group_arns = jsonencode(var.auto_scaling_group_arns)
   })
+}
+
+# For the machines of nodes. Ranks, stores and stream relays (liver-agent --relay-ports) of one job reach each other, and
+# nobody else reaches them: what they send is not encrypted, and gloo and the stores ask nobody who they are. EFA has no
+# ports. One group a job keeps the nodes of jobs apart.
+resource "aws_security_group" "nodes" {
+  count       = var.vpc_id == "" ? 0 : 1
+  name        = "${var.name}-nodes"
+  description = "Nodes of a LiveR job reach each other"
+  vpc_id      = var.vpc_id
+  tags        = var.tags
+}
+
+resource "aws_vpc_security_group_ingress_rule" "nodes" {
+  count                        = length(aws_security_group.nodes)
+  security_group_id            = aws_security_group.nodes[0].id
+  referenced_security_group_id = aws_security_group.nodes[0].id
+  ip_protocol                  = "-1"
+}
+
+# EFA asks for a rule to the group itself, also beside one to everywhere.
+resource "aws_vpc_security_group_egress_rule" "nodes" {
+  count                        = length(aws_security_group.nodes)
+  security_group_id            = aws_security_group.nodes[0].id
+  referenced_security_group_id = aws_security_group.nodes[0].id
+  ip_protocol                  = "-1"
+}
+
+# To the control service, checkpoints and data.
+resource "aws_vpc_security_group_egress_rule" "elsewhere" {
+  count             = length(aws_security_group.nodes)
+  security_group_id = aws_security_group.nodes[0].id
+  cidr_ipv4         = "0.0.0.0/0"
+  ip_protocol       = "-1"
+}
+
+output "node_security_group_id" {
+  description = "For the machines of nodes; null without vpc_id."
+  value       = one(aws_security_group.nodes[*].id)
 }
 
 output "queue_url" {

@@ -28,6 +28,12 @@ variable "push_endpoint" {
   default     = ""
 }
 
+variable "network" {
+  description = "Network of the nodes. Empty: no firewall rule is made for them."
+  type        = string
+  default     = ""
+}
+
 locals {
   methods = ["preempted", "hostError", "terminateOnHostMaintenance", "guestTerminate", "baremetalCaretakerPreempted"]
 }
@@ -203,6 +209,23 @@ output "subscription" {
 output "service_account" {
   description = "Account for the machine that runs the control service."
   value       = google_service_account.service.email
+}
+
+# Ranks, stores and stream relays (liver-agent --relay-ports) of machines with the nodes' account reach each other. This
+# rule lets nobody else in; see that no other rule of the network does: what they send is not encrypted, and gloo and the
+# stores ask nobody who they are.
+resource "google_compute_firewall" "nodes" {
+  count                   = var.network == "" ? 0 : 1
+  project                 = var.project
+  name                    = "${var.name}-nodes"
+  network                 = var.network
+  direction               = "INGRESS"
+  source_service_accounts = [google_service_account.node.email]
+  target_service_accounts = [google_service_account.node.email]
+
+  allow {
+    protocol = "tcp"
+  }
 }
 
 output "node_account" {

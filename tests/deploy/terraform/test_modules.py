@@ -122,6 +122,15 @@ def test_only_the_rules_may_send_and_nobody_without_tls() -> None:
     assert (deny["Effect"], deny["Condition"]) == ("Deny", {"Bool": {"aws:SecureTransport": "false"}})
 
 
+def test_nodes_are_reached_by_nodes_alone() -> None:
+    ingress = {name: body for (kind, name), body in blocks(AWS, "resource").items() if kind.endswith("_ingress_rule")}
+    assert set(ingress) == {"nodes"} and "cidr_ipv4" not in ingress["nodes"]
+    assert ingress["nodes"]["referenced_security_group_id"] == ingress["nodes"]["security_group_id"]
+    firewall = blocks(GCP, "resource")["google_compute_firewall", "nodes"]
+    assert firewall["source_service_accounts"] == firewall["target_service_accounts"]
+    assert "source_ranges" not in firewall
+
+
 def test_the_google_module_is_parsed_only_and_has_sink_topic_subscription_and_accounts() -> None:
     found = blocks(GCP, "resource")
     kinds = {kind for kind, _ in found}

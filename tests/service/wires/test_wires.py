@@ -8,6 +8,7 @@ from sqlalchemy import select
 
 from agent.protocol.wires import WireFact, WireKind, WireSpeed
 from service.cli import wires as cli
+from service.jobs.tables import JobRow, JobState
 from service.wires.estimate import move_estimate
 from service.wires.operations import KEPT
 from service.wires.tables import WireRow
@@ -63,6 +64,19 @@ def test_a_node_tells_only_what_it_reads_itself_of_nodes_of_the_job(running, fac
     assert client.get("/api/v1/jobs/no-such-job/wires").status_code == 404
 
 
+def test_a_job_that_does_not_run_has_no_wires(running, fact, client, context, monkeypatch, capsys):
+    job_id, a, _ = running
+    a.sync(wires=(fact("b", "a"),))
+    with context.sessions.begin() as session:
+        job = session.get(JobRow, job_id)
+        assert job is not None
+        job.state = JobState.STOPPED
+    found = client.get(f"/api/v1/jobs/{job_id}/wires").json()
+    assert (found["nodes"], found["wires"], found["move_s"], found["live"]) == ([], [], None, None)
+    _command(client, monkeypatch, job_id)
+    assert "the job does not run" in capsys.readouterr().out
+
+
 def test_of_each_node_the_newest_wire_counts(running, fact, client, make_agent, clock):
     job_id, a, b = running
     b.sync(wires=(fact("a", "b", GLOO),))
@@ -99,8 +113,8 @@ def test_a_move_takes_what_its_bytes_take_over_the_usual_wire_of_each_node(measu
     assert move_estimate(1_000.0, 2, measured)[1:] == (seconds, is_live)
 
 
-def test_the_command_says_it_in_a_table(running, fact, client, monkeypatch, capsys):
-    job_id, a, _ = running
+def _command(client, monkeypatch, job_id: str) -> None:
+    """`liver jobs wires`, asking this client."""
 
     class Answers:
         def get(self, path: str) -> Any:
@@ -109,6 +123,11 @@ def test_the_command_says_it_in_a_table(running, fact, client, monkeypatch, caps
     monkeypatch.setattr(cli, "connect", lambda *_: Answers())
     monkeypatch.setattr(cli, "find_job", lambda _, name: name)
     cli.wires(job_id)
+
+
+def test_the_command_says_it_in_a_table(running, fact, client, monkeypatch, capsys):
+    job_id, a, _ = running
+    _command(client, monkeypatch, job_id)
     assert "nothing measured: agents measure" in capsys.readouterr().out
     a.sync(wires=(fact("b", "a"),))
     cli.wires(job_id)
