@@ -277,7 +277,6 @@ def summary(
         "lost_before_cutover_s": boundary - before[-1][0] + optimizer - (steps_before + 1) * step_s,
         "steps_before_cutover": steps_before,
         "open_to_boundary_s": boundary - before[-1][0],
-        "streaming_since": since if streamed else None,
         **_copied(targets),
         **_bytes(list(final.values()), targets),
         "torn_reads": sum(m.get("torn_reads", 0.0) for m in targets),

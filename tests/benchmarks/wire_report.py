@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 PAUSE_S_LEAST, PAUSE_STEPS_MOST, PAUSE_OF_LINK_MOST = 0.080, 0.1, 1.5
@@ -17,10 +18,12 @@ Case = Mapping[str, Any]
 
 def case(named: Mapping[str, Any], rung: str, measured: Mapping[str, Any], seen: Any) -> dict[str, Any]:
     """One handoff. Rates are Gb/s of one link; `stream_gbps` from the first to the last byte of the first pass, waits
-    included, of the slowest target; `sent_gbps` is all that the busiest source sent in the best stretch that long."""
+    included, of the slowest target; `sent_gbps` is all that the busiest source sent in the best stretch that long;
+    cores are those of that stretch."""
     stream = measured["stream_bytes_per_s"]
     moved = measured["bytes_moved"] + measured["bytes_reread"]
     relayed = moved + measured["bytes_replayed"]
+    stretch = None if stream is None else _best(measured["copied_s"], seen)
     return {
         **named,
         "rung": rung,
@@ -33,13 +36,13 @@ def case(named: Mapping[str, Any], rung: str, measured: Mapping[str, Any], seen:
         "bytes": moved,
         "bytes_bound": measured["bytes_lower_bound"],
         "stream_gbps": None if stream is None else 8 * stream / 1e9,
-        "sent_gbps": None if stream is None else _sent_gbps(measured["copied_s"], seen),
+        "sent_gbps": None if stretch is None else stretch.gbps,
         "copied_s": measured["copied_s"],
         "open_to_boundary_s": measured["open_to_boundary_s"],
         "torn": measured["torn_reads"],
         "slowdown_of_steps": measured["step_time_ratio_streaming"],
         "relay_cpu_s_per_gb": _taken(seen.cpu_s["relays"]) / (relayed / 1e9) if relayed else None,
-        "cores_while_streaming": None if stream is None else _cores(measured, seen),
+        "cores_while_streaming": _cores(stretch, seen),
         "load_average": seen.load_average,
     }
 
@@ -50,19 +53,43 @@ def _pause_bound_s(named: Mapping[str, Any], measured: Mapping[str, Any]) -> flo
     return max(PAUSE_S_LEAST, PAUSE_STEPS_MOST * measured["step_s"], PAUSE_OF_LINK_MOST * gradients)
 
 
-def _sent_gbps(seconds: float, seen: Any) -> float | None:
-    rates = [most_sent_gbps(samples, seconds) for samples in seen.sent.values()]
-    return max((rate for rate in rates if rate is not None), default=None)
+@dataclass(frozen=True, slots=True, order=True)
+class Stretch:
+    """`gbps`: what was sent from `since` to `until`, seconds since 1970."""
+
+    gbps: float
+    since: float
+    until: float
+
+
+def _best(seconds: float, seen: Any) -> Stretch | None:
+    """Of the source that sent most in a stretch of so many seconds."""
+    found = [most_sent(samples, seconds) for samples in seen.sent.values()]
+    return max((each for each in found if each is not None), default=None)
+
+
+def most_sent(samples: Sequence[tuple[float, int]], seconds: float) -> Stretch | None:
+    """The most that was sent in any stretch of so many seconds or a little more, by samples of (time, bytes so far)."""
+    best, first = None, 0
+    for at, (time, sent) in enumerate(samples):
+        while first + 1 < at and time - samples[first + 1][0] >= seconds:
+            first += 1
+        if time - samples[first][0] >= seconds > 0:
+            since, before = samples[first]
+            stretch = Stretch(8 * (sent - before) / (time - since) / 1e9, since, time)
+            best = stretch if best is None else max(best, stretch)
+    return best
 
 
 def _taken(samples: Sequence[tuple[float, float]]) -> float:
     return samples[-1][1] - samples[0][1] if samples else 0.0
 
 
-def _cores(measured: Mapping[str, Any], seen: Any) -> dict[str, float] | None:
-    """How many cores relays, sources and targets kept busy from the first to the last byte of the first pass."""
-    since, until = measured["streaming_since"], measured["streaming_since"] + measured["copied_s"]
-    cores = {who: cores_taken(samples, since, until) for who, samples in seen.cpu_s.items()}
+def _cores(stretch: Stretch | None, seen: Any) -> dict[str, float] | None:
+    """How many cores relays, sources and targets kept busy meanwhile."""
+    if stretch is None:
+        return None
+    cores = {who: cores_taken(samples, stretch.since, stretch.until) for who, samples in seen.cpu_s.items()}
     return {who: taken for who, taken in cores.items() if taken is not None} or None
 
 
@@ -73,18 +100,6 @@ def cores_taken(samples: Sequence[tuple[float, float]], since: float, until: flo
     if last <= first:
         return None
     return (samples[last][1] - samples[first][1]) / (samples[last][0] - samples[first][0])
-
-
-def most_sent_gbps(samples: Sequence[tuple[float, int]], seconds: float) -> float | None:
-    """The most that was sent in any stretch of so many seconds or a little more, by samples of (time, bytes so far)."""
-    best, first = None, 0
-    for at, (time, sent) in enumerate(samples):
-        while first + 1 < at and time - samples[first + 1][0] >= seconds:
-            first += 1
-        if time - samples[first][0] >= seconds > 0:
-            rate = 8 * (sent - samples[first][1]) / (time - samples[first][0]) / 1e9
-            best = rate if best is None else max(best, rate)
-    return best
 
 
 def targets(cases: Sequence[Case]) -> list[dict[str, Any]]:

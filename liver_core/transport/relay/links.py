@@ -228,6 +228,8 @@ def advance(links: Iterable[Links], selector: selectors.BaseSelector, deadline: 
             if link.asked:
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.has_unsent else 0)
                 wanted[link.connection] = events, (each, link)
+    if not wanted:  # All that waited was of a guard that has failed.
+        return
     for key in tuple(selector.get_map().values()):
         if key.fileobj not in wanted:
             selector.unregister(key.fileobj)

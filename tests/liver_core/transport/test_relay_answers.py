@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from liver_core.reshard import CopyRuns
-from liver_core.transport.protocol import Guard, Read, TransportError
+from liver_core.transport.protocol import Guard, GuardedRead, Read, TransportError
 from liver_core.transport.regions import Address, Regions
+from liver_core.transport.relay.links import AHEAD_BYTES, CHUNK_BYTES
 from liver_core.transport.relay.local import NoRelay
 from liver_core.transport.relay.messages import (
     BYTES_MAX,
@@ -107,22 +108,22 @@ class OddRelay:
                     self._behave(connection, request)
 
 
-def address(name: str, port: int) -> bytes:
+def address(name: str, port: int, elements: int = ELEMENTS) -> bytes:
     """Of a source behind the relay at this port."""
-    sources, regions = {"state": torch.zeros(ELEMENTS), "counter": torch.zeros(1, dtype=torch.int64)}, Regions()
+    sources, regions = {"state": torch.zeros(elements), "counter": torch.zeros(1, dtype=torch.int64)}, Regions()
     regions.add(*regions.added(sources, None))
     extra = {"host": "127.0.0.1", "port": port, "token": TOKEN.hex(), "tokens": ["token"]}
     return Address("relay", name, regions.source_specs(), extra).encode()
 
 
 @contextlib.contextmanager
-def reading(behave: Behave) -> Iterator[tuple[RelayTransport, torch.Tensor]]:
+def reading(behave: Behave, elements: int = ELEMENTS) -> Iterator[tuple[RelayTransport, torch.Tensor]]:
     """A reader that is connected to such a relay, and where its bytes land."""
-    relay, state = OddRelay(behave), torch.full((ELEMENTS,), -1.0)
+    relay, state = OddRelay(behave), torch.full((elements,), -1.0)
     reader = RelayTransport("reader", relay)  # pyright: ignore[reportArgumentType]
     with contextlib.closing(relay), contextlib.closing(reader):
         reader.register(targets={"state": state})
-        reader.connect(0, address("source", relay.port), time.monotonic() + 5)
+        reader.connect(0, address("source", relay.port, elements), time.monotonic() + 5)
         yield reader, state
 
 
@@ -154,3 +155,19 @@ def test_a_relay_that_did_not_answer_for_one_rank_is_not_waited_for_again_by_the
             with pytest.raises(TransportError, match="port 9 cannot be reached: timed out"):
                 reader.connect(peer, address(f"rank {peer}", 9), time.monotonic() + 5)
         assert relay.dialled == 2
+
+
+def test_a_guard_that_fails_ends_the_read_at_once_however_much_was_still_to_be_asked_for():
+    asked = []
+
+    def moved(connection: socket.socket, request: Request) -> None:
+        asked.append(request)
+        if len(asked) * CHUNK_BYTES == AHEAD_BYTES:  # All that were sent ahead are answered together.
+            answers = [Answer(each.number, Status.MOVED, 10, 0).encode() for each in asked]
+            connection.sendall(b"".join(answers))
+
+    with reading(moved, 4 * AHEAD_BYTES // 4) as (reader, state):
+        began = time.monotonic()
+        report = reader.read([Read(0, "state", (CopyRuns(0, 0, len(state)),), GUARD)], began + 5)
+        assert time.monotonic() - began < 2 and report.guarded[0] == GuardedRead(False, 0)
+        assert len(asked) * CHUNK_BYTES == AHEAD_BYTES
