@@ -166,7 +166,7 @@ bench-handoff: setup ## Measure handoffs, live, by stop-and-copy and by restart 
 bench-notice: setup ## Measure what a notice costs, over RUNS notices of 3 s to 120 s (an hour or two); writes build/reports/notice.json.
 	$(BIN)/python -m tests.benchmarks.notice --runs $(RUNS) --report $(REPORTS)/notice.json $(NOTICE_ARGS)
 
-bench-wire: setup ## Measure handoffs between network namespaces joined by shaped links (as root, about 70 minutes; BENCH_ARGS='--gbps 10 --sizes 256MB'); writes build/reports/wire.json.
+bench-wire: setup ## Measure handoffs between network namespaces joined by shaped links (as root, about 40 minutes; BENCH_ARGS='--gbps 10 --sizes 256MB'); writes build/reports/wire.json.
 	$(BIN)/python -m tests.benchmarks.wire --report $(REPORTS)/wire.json $(BENCH_ARGS)
 
 bench-plan: setup ## Plan for single ranks of jobs of 64 to 131,072 ranks (minutes); writes build/reports/plan.json.

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import struct
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +43,7 @@ def _in_a_thread(act: Callable[[], object]) -> str:
 @contextlib.contextmanager
 def _process_of(user: RankUser | None) -> Iterator[tuple[int, int]]:
     """A process with that user's rights, or this one's: its number, and the address of a word of its memory."""
-    ready, told = os.pipe()
+    (ready, told), (stays, held) = os.pipe(), os.pipe()
     word = np.array([8], dtype=np.int64)
     if not (pid := os.fork()):
         if user is not None:
@@ -50,8 +51,9 @@ def _process_of(user: RankUser | None) -> Iterator[tuple[int, int]]:
             os.setresgid(user.gid, user.gid, user.gid)
             os.setresuid(user.uid, user.uid, user.uid)
             ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, as agents set it for ranks.
+        os.close(held)
         os.write(told, b"x")
-        time.sleep(60)
+        os.read(stays, 1)  # Until the test is over.
         os._exit(0)
     try:
         os.read(ready, 1)
@@ -59,8 +61,8 @@ def _process_of(user: RankUser | None) -> Iterator[tuple[int, int]]:
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        os.close(ready)
-        os.close(told)
+        for each in (ready, told, stays, held):
+            os.close(each)
 
 
 @pytest.mark.real
@@ -125,17 +127,20 @@ def test_a_relay_whose_ranks_only_read_stays_until_they_have_ended_and_a_dead_ra
         contextlib.closing(LocalRelay(relay.local)) as rank,
     ):
         rank.dial("127.0.0.1", other.port, 5).close()
-        time.sleep(3.0)
+        with pytest.raises(subprocess.TimeoutExpired):
+            relay.process.wait(3.0)
         rank.dial("127.0.0.1", other.port, 5).close()
-        pid = os.fork()
-        if not pid:
+        stays, held = os.pipe()
+        if not (pid := os.fork()):
+            os.close(held)
             keeper = LocalRelay(relay.local)
             with contextlib.suppress(NoRelay):
                 keeper.dial("127.0.0.1", other.port, 5)
-            if os.fork():
-                os._exit(0)
-            time.sleep(30)
+            if not os.fork():
+                os.read(stays, 1)  # A worker of the dead rank, which has its connection.
             os._exit(0)
         os.waitpid(pid, 0)
         rank.close()
         assert relay.process.wait(10) == 0
+        os.close(stays)
+        os.close(held)
