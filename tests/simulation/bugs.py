@@ -670,6 +670,7 @@ FIRST_SEEDS = {
     "newcomer goes without permission": 700,
     "next rung taken in silence": 400,
     "stale roster": 700,
+    "start that forgets what the one before waited for": 400,
     "store that failed is waited for": 600,
     "tells nobody that it goes": 350,
     "vote without the share": 600,
