@@ -65,7 +65,7 @@ class JobWires:
         order = self._order()
         if order is None or not any(map(self._is_elsewhere, order.peers)):
             return ""
-        if self._handoff_id not in ("", handoff_id):
+        if self._handoff_id != handoff_id:
             self._node.relays.expect_nobody(self._handoff_id)
         self._handoff_id = handoff_id
         return self._node.relays.name_for(handoff_id, self._keys(), order.spec.stream_gbps_max)

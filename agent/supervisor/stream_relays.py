@@ -18,15 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from agent.supervisor.zygote_client import python_path
+
 REMEMBERED_MAX = 16
 READY_S, END_S = 20.0, 5.0
 LISTEN_S = 3.0
 """So long a relay tries to get its port, which the one before may be about to give up."""
 BRIEF_S = 60.0
 """A relay of a measurement that nobody has used for so long ends, if its agent is gone."""
-_ROOT = str(Path(__file__).resolve().parent.parent.parent)
-_PYTHONPATH = os.pathsep.join(path for path in (_ROOT, os.environ.get("PYTHONPATH", "")) if path)
-"""With -P it imports nothing from the folder that the agent happens to be started in."""
 _log = logging.getLogger(__name__)
 
 
@@ -144,7 +143,7 @@ class StreamRelays:
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=log,
-                    env={**os.environ, "PYTHONPATH": _PYTHONPATH},
+                    env={**os.environ, "PYTHONPATH": python_path()},
                     start_new_session=True,
                 )
             if brief:

@@ -200,14 +200,18 @@ def _end_unwanted(process: ProcessIdentity, socket_path: str) -> None:
         os.unlink(socket_path)
 
 
+def python_path() -> str:
+    """PYTHONPATH of a program of ours that may be started with -P, without the folder that the agent is in."""
+    root = str(Path(__file__).resolve().parent.parent.parent)
+    return os.pathsep.join(path for path in (root, os.environ.get("PYTHONPATH", "")) if path)
+
+
 def start_zygote(
     socket_path: str, preload: str, log_path: Path, environment: dict[str, str], job_user: JobUser | None = None
 ) -> ProcessIdentity:
     """Start a zygote in a session of its own. It listens at once and is ready after its imports."""
     from agent.supervisor.process import read_start_time
 
-    root = str(Path(__file__).resolve().parent.parent.parent)
-    paths = os.pathsep.join(path for path in (root, os.environ.get("PYTHONPATH", "")) if path)
     inherited, options = dict(os.environ), []
     command = [sys.executable, "-m", "agent.supervisor.zygote", "--socket", socket_path, "--preload", preload]
     if job_user is not None:
@@ -221,7 +225,7 @@ def start_zygote(
             stdout=log,
             stderr=log,
             start_new_session=True,
-            env={**inherited, **environment, "PYTHONPATH": paths},
+            env={**inherited, **environment, "PYTHONPATH": python_path()},
         )
     start_time = read_start_time(process.pid)
     if start_time is None:

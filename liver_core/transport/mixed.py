@@ -69,7 +69,8 @@ class MixedTransport:
         """Of the first peer that is not read one-sidedly: what refused each better way."""
         for peer, (address, way) in sorted(self._peers.items()):
             if not self._ways[way].one_sided:
-                return f"{address.name} is read over {way}: {'; '.join(self._refusals[peer])}"
+                why = "; ".join(self._refusals[peer]) or self._ways[way].two_sided_because
+                return f"{address.name} is read over {way}: {why}"
         return "; ".join(f"{way}: {text}" for way, text in self._lost.items())
 
     def guards(self, peer: int) -> bool:

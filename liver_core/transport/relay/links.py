@@ -167,10 +167,10 @@ def _check(answer: Answer, chunk: Chunk) -> None:
     """Raises WireError for what is no answer to this request."""
     if answer.status is Status.WHOLE and answer.bytes != chunk.bytes:
         raise WireError(f"{answer.bytes} bytes for a request of {chunk.bytes}")
-    if answer.status is Status.MOVED and (answer.bytes or chunk.guard is None):
-        raise WireError(
-            f"{answer.bytes} bytes of another version, for a request {'with' if chunk.guard else 'without'} a guard"
-        )
+    if answer.status is Status.MOVED and chunk.guard is None:
+        raise WireError("another version, for a request without a guard")
+    if answer.status is Status.MOVED and answer.bytes:
+        raise WireError(f"{answer.bytes} bytes of another version")
 
 
 class Links:

@@ -90,11 +90,10 @@ def test_what_can_wait_gives_its_port_to_a_handoff(tmp_path: Path):
 def test_a_handoff_that_was_called_off_leaves_its_port_to_the_next_one(tmp_path: Path):
     async def scenario(port: int) -> None:
         relays = StreamRelays(settings(tmp_path, (port, port)))
-        names = []
         for handoff_id in ("h1", "h2"):
-            names.append(relays.name_for(handoff_id, ("key",)))
+            name = relays.name_for(handoff_id, ("key",))
             await asyncio.gather(*relays._tasks)
-            await asyncio.to_thread(LocalRelay(names[-1])._connect().close)
+            await asyncio.to_thread(LocalRelay(name)._connect().close)
             relays.expect_nobody(handoff_id)
 
     with socket.create_server(("127.0.0.1", 0)) as free:

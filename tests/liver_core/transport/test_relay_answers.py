@@ -166,7 +166,7 @@ def test_a_guard_that_fails_ends_the_read_at_once_however_much_was_still_to_be_a
             answers = [Answer(each.number, Status.MOVED, 10, 0).encode() for each in asked]
             connection.sendall(b"".join(answers))
 
-    with reading(moved, 4 * AHEAD_BYTES // 4) as (reader, state):
+    with reading(moved, AHEAD_BYTES) as (reader, state):
         began = time.monotonic()
         report = reader.read([Read(0, "state", (CopyRuns(0, 0, len(state)),), GUARD)], began + 5)
         assert time.monotonic() - began < 2 and report.guarded[0] == GuardedRead(False, 0)
